@@ -1,0 +1,219 @@
+"""A helper process that answers one request at a time over pipes, and can be killed without harm.
+
+Hostile or crashing work (MLIR parsing, XLA compiles) runs in such a process: an abort, an endless loop or a memory
+bomb there costs one request. Frames, both ways: u32 header length, u64 payload length (little-endian), a JSON object,
+the payload. The child's own standard output goes to its standard error, so that nothing a library prints can break
+a frame; the last of its standard error is kept for the message of a death.
+
+The child ends when the parent does: it holds the reading end of a pipe whose writing end only the parent has. (The
+kernel's parent-death signal would follow the parent's *thread*.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import IO, Any, Final, NoReturn
+
+from torchtpu_cache_core.errors import CacheError
+
+_FRAME: Final = struct.Struct("<IQ")
+_MAX_HEADER_BYTES: Final = 16 << 20
+_MAX_PAYLOAD_BYTES: Final = 8 << 30
+_CHUNK_BYTES: Final = 1 << 20
+_STDERR_TAIL_BYTES: Final = 4096
+_LIFELINE: Final = "TORCHTPU_CACHE_CHILD_LIFELINE"
+
+Handler = Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]
+
+
+class ChildDied(CacheError):
+    """The helper process ended, or broke the protocol, before it answered. `stderr_tail` is its last words."""
+
+    def __init__(self, message: str, stderr_tail: str) -> None:
+        super().__init__(message)
+        self.stderr_tail = stderr_tail
+
+
+class ChildTimeout(CacheError):
+    """The helper process did not answer within the deadline, and was killed."""
+
+
+class ChildProcess:
+    """Runs `python -m module` and talks to the `serve` loop in it. Started at the first call, and after a death.
+
+    Thread-safe: one call at a time, the others wait.
+
+    Args:
+        module: an importable module whose `main` calls `serve`.
+        environ: the child's whole environment, a copy of this process's by default.
+    """
+
+    def __init__(self, module: str, environ: Mapping[str, str] | None = None) -> None:
+        self._module = module
+        self._environ = dict(os.environ if environ is None else environ)
+        self._lock = threading.Lock()  # guards all below, and the pipes
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stderr: IO[bytes] | None = None
+        self._lifeline: int | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the running child, for tests and `doctor`."""
+        process = self._process
+        return None if process is None else process.pid
+
+    def call(
+        self, header: Mapping[str, Any], payload: bytes | memoryview = b"", *, deadline_seconds: float
+    ) -> tuple[dict[str, Any], bytes]:
+        """Sends one request and waits for its answer.
+
+        Raises:
+            ChildDied: the child ended first; the next call starts another.
+            ChildTimeout: the deadline passed; the child was killed.
+        """
+        with self._lock:
+            try:
+                process = self._running()
+                raw = json.dumps(header).encode()
+                frame = _FRAME.pack(len(raw), len(payload)) + raw
+                channel = _Channel(process, time.monotonic() + deadline_seconds)
+                channel.send(memoryview(frame))
+                channel.send(memoryview(payload))
+                header_bytes, payload_bytes = _FRAME.unpack(channel.receive(_FRAME.size))
+                if header_bytes > _MAX_HEADER_BYTES or payload_bytes > _MAX_PAYLOAD_BYTES:
+                    raise EOFError
+                answer = json.loads(channel.receive(header_bytes))
+                return answer, bytes(channel.receive(payload_bytes))
+            except (EOFError, OSError, ValueError) as error:
+                tail = self._end()
+                raise ChildDied(f"the helper process {self._module} ended without an answer", tail) from error
+            except ChildTimeout:
+                self._end()
+                raise
+            except BaseException:
+                # An interrupted call leaves half a frame in the pipes.
+                self._end()
+                raise
+
+    def close(self) -> None:
+        """Ends the child, if one runs."""
+        with self._lock:
+            self._end()
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self._end()
+        theirs, self._lifeline = os.pipe()
+        try:
+            self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", self._module],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                env={**self._environ, _LIFELINE: str(theirs)},
+                pass_fds=(theirs,),
+                bufsize=0,
+                start_new_session=True,  # a Ctrl-C is for the parent to handle
+            )
+        finally:
+            os.close(theirs)
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            os.set_blocking(pipe.fileno(), False)
+        return self._process
+
+    def _end(self) -> str:
+        """Kills and reaps the child; gives the last of its standard error."""
+        tail = ""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
+            self._process = None
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
+        if self._stderr is not None:
+            size = self._stderr.seek(0, os.SEEK_END)
+            self._stderr.seek(max(0, size - _STDERR_TAIL_BYTES))
+            tail = self._stderr.read().decode(errors="replace")
+            self._stderr.close()
+            self._stderr = None
+        return tail
+
+
+class _Channel:
+    """The parent's ends of the pipes, under one deadline."""
+
+    def __init__(self, process: subprocess.Popen[bytes], deadline: float) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._stdin = process.stdin.fileno()
+        self._stdout = process.stdout.fileno()
+        self._deadline = deadline
+
+    def _wait(self, fd: int, event: int) -> None:
+        poller = select.poll()
+        poller.register(fd, event)
+        left = self._deadline - time.monotonic()
+        if left <= 0 or not poller.poll(left * 1000):
+            raise ChildTimeout("the helper process did not answer in time and was ended")
+
+    def send(self, data: memoryview) -> None:
+        while data:
+            self._wait(self._stdin, select.POLLOUT)
+            data = data[os.write(self._stdin, data[:_CHUNK_BYTES]) :]
+
+    def receive(self, size: int) -> bytearray:
+        data = bytearray()
+        while len(data) < size:
+            self._wait(self._stdout, select.POLLIN)
+            piece = os.read(self._stdout, min(_CHUNK_BYTES, size - len(data)))
+            if not piece:
+                raise EOFError
+            data += piece
+        return data
+
+
+def serve(handler: Handler) -> NoReturn:
+    """The child's loop: answers requests with `handler` until its parent is gone. Never returns.
+
+    What `handler` raises ends the child; an expected failure is an answer.
+    """
+    requests = os.fdopen(os.dup(0), "rb")
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    lifeline = int(os.environ.pop(_LIFELINE))
+    threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
+    while prefix := requests.read(_FRAME.size):
+        header_bytes, payload_bytes = _FRAME.unpack(prefix)
+        header = json.loads(requests.read(header_bytes))
+        answer, payload = handler(header, requests.read(payload_bytes))
+        raw = json.dumps(answer).encode()
+        answers.write(_FRAME.pack(len(raw), len(payload)) + raw)
+        answers.write(payload)
+        answers.flush()
+    os._exit(0)  # libraries that hold threads or device locks may hang in their own clean-up
+
+
+def _end_with_parent(lifeline: int) -> None:
+    os.read(lifeline, 1)
+    os._exit(1)
