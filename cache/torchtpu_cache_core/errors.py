@@ -11,9 +11,10 @@
     │   ├── StoreFull                 no room
     │   ├── EntryTooLarge             over a limit, which the error names
     │   └── CorruptEntry              bytes that must not reach a loader
-    └── CompileError                  XLA did not give an executable
-        ├── CompilerMissing           the compiler is not installed here
-        └── CompilerCrashed           the compiler's process died or hung
+    ├── CompileError                  XLA did not give an executable
+    │   ├── CompilerMissing           the compiler is not installed here
+    │   └── CompilerCrashed           the compiler's process died or hung
+    └── LoadError                     an executable did not become live
 
 Messages are one sentence for a person. `kind` is for counters: bounded, and free of keys, paths and tokens.
 """
@@ -152,3 +153,16 @@ class CompilerMissing(CompileError):
 
 class CompilerCrashed(CompileError):
     """The compiler's process died or overran its deadline; only this program is lost."""
+
+
+class LoadError(CacheError):
+    """An executable did not become live.
+
+    Args:
+        blames_entry: the bytes are at fault, so that the entry is set aside; a busy device, too little memory or a
+            cancellation says nothing of them.
+    """
+
+    def __init__(self, message: str, *, blames_entry: bool = True) -> None:
+        super().__init__(message)
+        self.blames_entry = blames_entry
