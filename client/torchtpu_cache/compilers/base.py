@@ -1,0 +1,177 @@
+"""What a compiler owes to the cache: describe a target without opening a device, compile out of harm's way, load.
+
+A compiler is described by its file's bytes, never by a version string or by what package metadata claims. Whoever
+publishes an executable compares `Compiled.compiler_sha256` with the `compiler` part of the request's target first:
+where they differ (a package was replaced under a running process), the executable is good for its caller and for
+nobody else.
+"""
+
+from __future__ import annotations
+
+import abc
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+from torchtpu_cache_core.errors import CacheError
+
+if TYPE_CHECKING:
+    import numpy
+
+    from torchtpu_cache_core.canonical.environment import Environment
+    from torchtpu_cache_core.request import Request, Target
+
+Progress = Callable[[float], None]
+"""Told about once a second, from another thread, how many seconds a compile has taken so far."""
+
+ROAD_TOPOLOGY: Final = "topology"
+"""Compiled ahead of time from a topology description: no device of the target was there."""
+
+ROAD_CLIENT: Final = "client"
+"""Compiled by a client that has the target's devices."""
+
+COMPILE_DEADLINE_SECONDS: Final = 7200.0
+"""How long one program may take by default. Real programs take minutes; a hung compiler must end some day."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """What a compile gave.
+
+    Args:
+        executable: the serialised executable, in the compiler's `executable_format`.
+        compile_seconds: spent in XLA, without the start of a process.
+        producer: the program and version that compiled it, for people; at most 256 printable characters.
+        road: ROAD_TOPOLOGY or ROAD_CLIENT.
+        compiler_sha256: of the file that the compiling process had mapped; empty where that cannot be told.
+    """
+
+    executable: bytes
+    compile_seconds: float
+    producer: str
+    road: str
+    compiler_sha256: str
+
+
+class LoadFailure(enum.StrEnum):
+    """Why an executable could not be loaded."""
+
+    UNREADABLE = "unreadable"
+    """The compiler's own reader refused the bytes."""
+
+    DEVICES = "devices"
+    """It loads, but for other devices than the request's."""
+
+    NOT_LIVE = "not_live"
+    """This process has no such device: not the executable's fault."""
+
+    BUSY = "busy"
+    """Out of memory, a busy device, a cancelled call: not the executable's fault."""
+
+
+class LoadError(CacheError):
+    """An executable could not be loaded. Where `blames_entry`, set the entry aside, count it, and compile."""
+
+    def __init__(self, failure: LoadFailure, message: str) -> None:
+        super().__init__(message)
+        self.failure = failure
+
+    @property
+    def blames_entry(self) -> bool:
+        """Whether the bytes are at fault; a machine without the device, or a full one, proves nothing about them."""
+        return self.failure in (LoadFailure.UNREADABLE, LoadFailure.DEVICES)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayShape:
+    """A parameter or output: dimensions in elements, and the element type's NumPy name (`float32`, `bfloat16`)."""
+
+    dimensions: tuple[int, ...]
+    dtype: str
+
+
+class Loaded(abc.ABC):
+    """An executable on the devices of this process."""
+
+    @property
+    @abc.abstractmethod
+    def device_ids(self) -> tuple[int, ...]:
+        """Global ids of the devices it runs on, in the executable's order."""
+
+    @abc.abstractmethod
+    def parameter_shapes(self) -> tuple[ArrayShape, ...]:
+        """What `execute` takes, per device."""
+
+    @abc.abstractmethod
+    def execute(self, inputs: Sequence[numpy.ndarray]) -> list[numpy.ndarray]:
+        """Runs it once and waits for the results.
+
+        Args:
+            inputs: one array per parameter, as one device sees it; every device is given the same.
+
+        Returns:
+            One array per output, as the first device has it.
+
+        Raises:
+            ValueError: the number, a shape or a dtype of `inputs` is not that of `parameter_shapes`.
+        """
+
+
+class Compiler(abc.ABC):
+    """One compiler for one kind of target. Thread-safe; compiles run in killable processes, not in this one."""
+
+    executable_format: str
+    """FORMAT_PJRT or FORMAT_JAXLIB: what `compile` gives and `load` takes."""
+
+    @abc.abstractmethod
+    def describe(self, name: str, options: bytes, environment: Environment) -> Target:
+        """The target called `name`, found without opening a device and without loading a compiler that a memo can spare.
+
+        Args:
+            name: `cpu`, `v5e:2x2`, ...
+            options: serialised CompileOptionsProto; some targets depend on how many devices it asks for.
+            environment: as the compile will see it.
+
+        Raises:
+            InvalidRequest: no such target.
+            Bypass: a part that a key needs cannot be found.
+            CompilerMissing: the compiler is not installed; the message says what to install.
+            CompilerCrashed: the compiler died or hung over this target, or over the environment's flags.
+        """
+
+    @abc.abstractmethod
+    def compile(self, request: Request, *, progress: Progress | None = None) -> Compiled:
+        """Compiles `request.program` with exactly the request's options and environment.
+
+        Nothing that the compiler does, an abort and an endless loop included, harms this process or the next call.
+
+        Raises:
+            CompileError: XLA refused the program; the message is XLA's own, shortened.
+            CompilerMissing: as in `describe`.
+            CompilerCrashed: the compiler's process died or overran its deadline.
+        """
+
+    @abc.abstractmethod
+    def load(self, executable: bytes | memoryview, request: Request) -> Loaded:
+        """Puts a checked executable on this process's own devices, with the request's options.
+
+        The bytes run as code: they must have passed every check of an entry before.
+
+        Raises:
+            LoadError: see LoadFailure.
+            Bypass: this process's environment is not the one that the executable was compiled under.
+            CompilerMissing: as in `describe`.
+        """
+
+    def close(self) -> None:  # noqa: B027 - a compiler may hold nothing
+        """Ends the compiler's processes. Closing twice is harmless."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
