@@ -1,0 +1,47 @@
+"""Where operating-system errors become store errors: the one table, so that none escapes under another name."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from typing import Final
+
+from torchtpu_cache_core.errors import FailureKind, StoreError, StoreFull, StoreRefused, StoreUnavailable
+
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_FORBIDDEN: Final = frozenset({errno.EACCES, errno.EPERM})
+_NEVER: Final = frozenset(
+    {errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOSYS, errno.EOPNOTSUPP}
+)
+_TIMEOUT: Final = frozenset({errno.ETIMEDOUT})
+
+
+def store_error(error: OSError, doing: str) -> StoreError:
+    """The store error that an `OSError` means; a number that is not in the table may go away, so it is unavailable.
+
+    Args:
+        doing: what failed, for a person, without a path (`the entry could not be written`).
+    """
+    why = os.strerror(error.errno) if error.errno else str(error)
+    message = f"{doing}: {why}"
+    if error.errno in _FULL:
+        return StoreFull(message)
+    if error.errno == errno.EROFS:
+        return StoreRefused(message, FailureKind.READ_ONLY)
+    if error.errno in _FORBIDDEN:
+        return StoreRefused(message, FailureKind.FORBIDDEN)
+    if error.errno in _NEVER:
+        return StoreRefused(message, FailureKind.IO)
+    kind = FailureKind.TIMEOUT if error.errno in _TIMEOUT else FailureKind.IO
+    return StoreUnavailable(message, kind)
+
+
+@contextlib.contextmanager
+def translated(doing: str) -> Iterator[None]:
+    """Raises what `store_error` makes of any `OSError` from the block."""
+    try:
+        yield
+    except OSError as error:
+        raise store_error(error, doing) from error
