@@ -74,7 +74,7 @@ class Component:
         if not isinstance(obj, dict) or not isinstance(name := obj.get("name"), str):
             raise InvalidRequest("a component has no name")
         text, sha256, size = obj.get("text"), obj.get("sha256"), obj.get("size_bytes")
-        if not _is_shown(name.encode(errors="replace")) or len(name) > MAX_NAME_BYTES:
+        if not _is_shown(name.encode(errors="surrogatepass")) or len(name) > MAX_NAME_BYTES:
             raise InvalidRequest("a component's name is not short printable ASCII")
         if set(obj) == {"name", "text"} and isinstance(text, str):
             raw = text.encode(errors="surrogatepass")
