@@ -32,11 +32,13 @@ class Target:
         parts: sorted (name, value) pairs, each one a component `target.<name>` of the key.
         position_independent: it is proved for this compiler and target that executables do not depend on which
             physical devices they run on, so that a device assignment may be reduced to its logical order.
+        unidentified: why the target has no identity, so that a request for it bypasses the cache; else empty.
     """
 
     name: str
     parts: tuple[tuple[str, str], ...]
     position_independent: bool = False
+    unidentified: str = ""
 
     @classmethod
     def of(cls, name: str, parts: Mapping[str, str], *, position_independent: bool = False) -> Self:
@@ -50,6 +52,11 @@ class Target:
             if not parts.get(required):
                 raise Bypass("target_unknown", f"the {required.replace('_', ' ')} of {name} could not be found")
         return cls(name=name, parts=tuple(sorted(parts.items())), position_independent=position_independent)
+
+    @classmethod
+    def without_identity(cls, name: str, reason: str) -> Self:
+        """A target that can be compiled for, and for which nothing may be cached."""
+        return cls(name=name, parts=(), unidentified=reason)
 
     def part(self, name: str) -> str:
         """The value of one part; KeyError if the target has none of that name."""
@@ -130,6 +137,8 @@ def resolve(request: Request, resolver: ProgramResolver) -> ResolvedRequest:
         Bypass: the request must not be cached.
         InvalidRequest: its options are no CompileOptionsProto.
     """
+    if request.target.unidentified:
+        raise Bypass("target_unknown", request.target.unidentified)
     program = resolver.resolve(request.program)
     components = (
         Component.of("scheme", SCHEME),
