@@ -1,0 +1,1 @@
+"""Buckets: where the service keeps its objects (entries as blobs, manifests, tombstones)."""

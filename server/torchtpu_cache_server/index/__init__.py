@@ -1,0 +1,1 @@
+"""Indexes: what the service knows of its bucket without asking it; losing one costs speed only."""

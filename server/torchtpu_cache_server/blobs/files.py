@@ -1,0 +1,297 @@
+"""A bucket in a folder of one machine.
+
+An object is published by: temporary file in the same folder, fsync, hard link to its name (which fails where the name
+is taken), fsync of the folder. Blobs are spread over 256 folders by the first two digits of their digest. Temporary
+names begin with a dot, which no object's name can.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import secrets
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from torchtpu_cache_core.errors import FailureKind, StoreError, StoreFull, StoreRefused, StoreUnavailable
+from torchtpu_cache_server.blobs.bucket import Bucket, BucketCapabilities, ObjectInfo, OpenObject, Staged
+from torchtpu_cache_server.blobs.layout import BLOBS, PROBES, ObjectName
+
+_TEMPORARY: Final = ".writing-"
+_QUARANTINE: Final = "quarantine"
+_MAX_QUARANTINED: Final = 32
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_REFUSED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+
+
+def _translated(error: OSError, what: str) -> StoreError:
+    # The path stays out: the message may travel to a client. The log has it through the cause.
+    reason = os.strerror(error.errno) if error.errno else type(error).__name__
+    if error.errno in _FULL:
+        return StoreFull(f"{what}: {reason}")
+    if error.errno in _REFUSED:
+        return StoreRefused(f"{what}: {reason}", FailureKind.READ_ONLY)
+    return StoreUnavailable(f"{what}: {reason}", FailureKind.IO)
+
+
+@contextlib.contextmanager
+def _translating(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _translated(error, what) from error
+
+
+class _OpenFile(OpenObject):
+    def __init__(self, descriptor: int, status: os.stat_result) -> None:
+        self.descriptor: int | None = descriptor
+        self.size_bytes = status.st_size
+        self.identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+    def read_at(self, offset: int, size_bytes: int) -> bytes:
+        if self.descriptor is None:
+            raise ValueError("read of a closed object")
+        pieces = []
+        with _translating("an object could not be read"):
+            while size_bytes > 0 and (piece := os.pread(self.descriptor, size_bytes, offset)):
+                pieces.append(piece)
+                offset += len(piece)
+                size_bytes -= len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def close(self) -> None:
+        descriptor, self.descriptor = self.descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+class _StagedFile(Staged):
+    def __init__(self, name: ObjectName, path: Path) -> None:
+        self.name = name
+        self.path = path
+        self.descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+    def write(self, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        with _translating("an object could not be written"):
+            while view:
+                view = view[os.write(self.descriptor, view) :]
+
+    def discard(self) -> None:
+        if self.descriptor < 0:
+            return
+        os.close(self.descriptor)
+        self.descriptor = -1
+        # What cannot be removed now is a leftover, which is collected by age.
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+
+
+class FileBucket(Bucket):
+    """Objects as files below a folder that belongs to this process alone (the service holds a lock on it).
+
+    Args:
+        root: the folder; made, with mode 0700, where it is absent.
+
+    Raises:
+        StoreError: the folder cannot be made.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        # Tells our own temporary files from those of a process that died.
+        self._token = secrets.token_hex(8)
+        self._numbers = itertools.count()
+        self._folders_lock = threading.Lock()
+        with _translating("the data folder could not be made"):
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    @property
+    def capabilities(self) -> BucketCapabilities:
+        return BucketCapabilities(name="files", exclusive=True)
+
+    def path(self, name: ObjectName) -> Path:
+        """Where an object lies."""
+        if name.startswith(BLOBS):
+            digest = name[len(BLOBS) :]
+            return self._root / BLOBS / digest[:2] / digest
+        return self._root / name
+
+    def stage(self, name: ObjectName) -> Staged:
+        path = self.path(name)
+        with _translating("an object could not be written"):
+            self._make_folder(path.parent)
+            return _StagedFile(name, path.with_name(f"{_TEMPORARY}{self._token}-{next(self._numbers)}"))
+
+    def create(self, staged: Staged) -> bool:
+        assert isinstance(staged, _StagedFile)
+        path = self.path(staged.name)
+        with _translating("an object could not be written"):
+            os.fsync(staged.descriptor)
+            try:
+                os.link(staged.path, path, follow_symlinks=False)
+            except FileExistsError:
+                return False
+            _sync_folder(path.parent)
+        return True
+
+    def open(self, name: ObjectName) -> OpenObject | None:
+        try:
+            descriptor = os.open(self.path(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENOTDIR):
+                return None  # a symlink, a socket or a file where a folder should be: none of ours
+            raise _translated(error, "an object could not be opened") from error
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(descriptor)
+            return None
+        return _OpenFile(descriptor, status)
+
+    def url(self, name: ObjectName, lifetime_seconds: float) -> str | None:
+        return None
+
+    def head(self, name: ObjectName) -> ObjectInfo | None:
+        try:
+            status = self.path(name).lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise _translated(error, "an object could not be looked at") from error
+        return ObjectInfo(name, status.st_size, status.st_mtime) if stat.S_ISREG(status.st_mode) else None
+
+    def refresh(self, name: ObjectName) -> bool:
+        if self.head(name) is None:
+            return False
+        try:
+            os.utime(self.path(name), follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise _translated(error, "an object could not be refreshed") from error
+        return True
+
+    def delete(self, name: ObjectName) -> bool:
+        if self.head(name) is None:
+            return False
+        try:
+            self.path(name).unlink()
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise _translated(error, "an object could not be deleted") from error
+        return True
+
+    def set_aside(self, name: ObjectName) -> bool:
+        if self.head(name) is None:
+            return False
+        folder = self._root / _QUARANTINE
+        with _translating("a bad object could not be set aside"):
+            self._make_folder(folder)
+            self.path(name).replace(folder / f"{name.replace('/', '_')}-{secrets.token_hex(4)}")
+            kept = sorted(
+                (item for item in os.scandir(folder) if item.is_file(follow_symlinks=False)),
+                key=lambda item: item.stat(follow_symlinks=False).st_ctime_ns,
+            )
+            for item in kept[:-_MAX_QUARANTINED]:
+                os.unlink(item.path)  # noqa: PTH108 - scandir gives strings
+        return True
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        if prefix.startswith(BLOBS):
+            for folder in _scan(self._root / BLOBS):
+                for item in _scan(Path(folder.path)):
+                    if item.name[:2] == folder.name and (info := _info(BLOBS + item.name, item)):
+                        yield info
+            return
+        yield from self._list(self._root / prefix, prefix)
+
+    def _list(self, folder: Path, prefix: str) -> Iterator[ObjectInfo]:
+        for item in _scan(folder):
+            if item.is_dir(follow_symlinks=False):
+                yield from self._list(Path(item.path), f"{prefix}{item.name}/")
+            elif info := _info(prefix + item.name, item):
+                yield info
+
+    def free_bytes(self) -> int | None:
+        with _translating("the free space could not be read"):
+            status = os.statvfs(self._root)
+        return status.f_bavail * status.f_frsize
+
+    def collect_leftovers(self, before_seconds: float) -> int:
+        removed = 0
+        own = f"{_TEMPORARY}{self._token}-"
+        for folder, _, files in os.walk(self._root):
+            for file in files:
+                if not file.startswith(_TEMPORARY) or file.startswith(own):
+                    continue
+                path = Path(folder, file)
+                # One that vanishes or cannot be removed is tried again in the next round.
+                with contextlib.suppress(OSError):
+                    if path.lstat().st_mtime < before_seconds:
+                        path.unlink()
+                        removed += 1
+        return removed
+
+    def probe(self) -> None:
+        content = secrets.token_bytes(16)
+        name = ObjectName(f"{PROBES}{self._token}-{next(self._numbers)}")
+        try:
+            if not self.create_bytes(name, content):
+                raise StoreRefused("the bucket refused a new object as if it were there", FailureKind.PROTOCOL)
+            if self.create_bytes(name, b""):
+                raise StoreRefused("the bucket overwrites objects", FailureKind.PROTOCOL)
+            if self.read(name, len(content) + 1) != content:
+                raise StoreUnavailable("the bucket does not give back what was written", FailureKind.IO)
+        finally:
+            with contextlib.suppress(StoreError):
+                self.delete(name)
+
+    def close(self) -> None:
+        pass
+
+    def _make_folder(self, folder: Path) -> None:
+        if folder.is_dir():
+            return
+        with self._folders_lock:
+            missing = [folder]
+            while not missing[-1].parent.is_dir():
+                missing.append(missing[-1].parent)
+            for path in reversed(missing):
+                path.mkdir(mode=0o700, exist_ok=True)
+                _sync_folder(path.parent)
+
+
+def _scan(folder: Path) -> Iterator[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as items:
+            yield from items
+    except (FileNotFoundError, NotADirectoryError):
+        return  # nothing was written there yet
+    except OSError as error:
+        raise _translated(error, "the bucket could not be listed") from error
+
+
+def _info(name: str, item: os.DirEntry[str]) -> ObjectInfo | None:
+    try:
+        if not item.is_file(follow_symlinks=False):
+            return None
+        status = item.stat(follow_symlinks=False)
+        return ObjectInfo(ObjectName(name), status.st_size, status.st_mtime)
+    except (FileNotFoundError, ValueError):
+        return None  # it vanished, or its name is none of ours
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
