@@ -29,6 +29,7 @@ from torchtpu_cache_core.key import Component, key_of
 from torchtpu_cache_core.names import Key
 
 CREATED_SECONDS: Final = 1_764_500_000.0
+_BOMB_BYTES: Final = 16 << 20
 
 
 def components_for(name: str, **replaced: str) -> list[Component]:
@@ -226,7 +227,7 @@ def _lying_payloads(entry: Entry) -> Iterator[Corruption]:
         return Corruption(name, sealed({**fields, **changed}, payload), reason, at_unpack=True)
 
     packed = zstandard.ZstdCompressor().compress(bytes(2000))
-    bomb = zstandard.ZstdCompressor(level=19).compress(bytes(64 << 20))
+    bomb = zstandard.ZstdCompressor(level=19).compress(bytes(_BOMB_BYTES))
     honest = {"codec": "zstd", "executable_bytes": 2000}
     yield lying("raw of another length", CorruptReason.PAYLOAD, b"abc", codec="raw", executable_bytes=4)
     yield lying("zstd that is none", CorruptReason.PAYLOAD, b"abc" * 100, **honest)
@@ -235,7 +236,7 @@ def _lying_payloads(entry: Entry) -> Iterator[Corruption]:
     yield lying("two zstd frames", CorruptReason.PAYLOAD, packed + packed, **honest)
     yield lying("zstd that unpacks to more", CorruptReason.PAYLOAD, packed, codec="zstd", executable_bytes=1999)
     yield lying("bomb that hides its size", CorruptReason.PAYLOAD, bomb, codec="zstd", executable_bytes=len(bomb))
-    yield lying("bomb that tells its size", CorruptReason.LENGTH, bomb, codec="zstd", executable_bytes=64 << 20)
+    yield lying("bomb that tells its size", CorruptReason.LENGTH, bomb, codec="zstd", executable_bytes=_BOMB_BYTES)
     yield lying("zstd of unknown size", CorruptReason.PAYLOAD, _unsized(bytes(2000)), **honest)
     yield lying("window over the cap", CorruptReason.PAYLOAD, _wide_window(), **honest)
 
