@@ -1,0 +1,88 @@
+"""Files that a flag or an option names: their content is part of what is compiled."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Final
+
+from torchtpu_cache_core.canonical.rules import FILE_FLAGS
+from torchtpu_cache_core.errors import Bypass
+
+MAX_FLAG_FILE_BYTES: Final = 256 << 20
+_MAX_FOLDER_FILES: Final = 1024
+
+PLAIN: Final = re.compile(r"true|false|[+-]?[0-9]{1,32}(\.[0-9]{0,32})?([eE][+-]?[0-9]{1,4})?")
+"""Booleans and numbers: a value that is never taken for a file's name."""
+
+
+def file_value(flag: str, value: str) -> str:
+    """The value of a flag, with the content of the file that it names, if it names one.
+
+    A flag of `rules.FILE_FLAGS` is reduced to the content of its file or folder, so that another path to equal bytes
+    gives an equal key. Any other value is kept, and the content of a file of that name is added.
+
+    Raises:
+        Bypass: the file is there but cannot be read, or is over a limit.
+    """
+    if not value or PLAIN.fullmatch(value) or "\0" in value:
+        return value
+    try:
+        mode = Path(value).stat().st_mode
+    except OSError as error:
+        if isinstance(error, PermissionError):
+            raise _unreadable(flag, value) from None
+        return value
+    known = flag in FILE_FLAGS
+    if stat.S_ISREG(mode):
+        content = f"content:sha256:{_digest(flag, value)}"
+        return content if known else f"{value} {content}"
+    if stat.S_ISDIR(mode) and known:
+        return f"content:sha256:{_folder_digest(flag, value)}"
+    # A folder under an unknown flag is a place to write far more often than an input, and its listing never rests.
+    return value
+
+
+def read_flag_file(flag: str, path: str) -> bytes:
+    """The content of a file that a flag or variable names.
+
+    Raises:
+        Bypass: it cannot be read, or is over 256 MiB.
+    """
+    try:
+        # Not blocking: a name may lead to a pipe that nobody writes to.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with os.fdopen(fd, "rb") as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise _unreadable(flag, path)
+            content = file.read(MAX_FLAG_FILE_BYTES + 1)
+    except (OSError, ValueError):
+        raise _unreadable(flag, path) from None
+    if len(content) > MAX_FLAG_FILE_BYTES:
+        raise Bypass("flag_file_unreadable", f"{flag} names {path}, which is over {MAX_FLAG_FILE_BYTES:,} bytes")
+    return content
+
+
+def _digest(flag: str, path: str) -> str:
+    return hashlib.sha256(read_flag_file(flag, path)).hexdigest()
+
+
+def _folder_digest(flag: str, path: str) -> str:
+    try:
+        names = sorted(entry.name for entry in os.scandir(path) if entry.is_file())
+    except OSError:
+        raise _unreadable(flag, path) from None
+    if len(names) > _MAX_FOLDER_FILES:
+        raise Bypass("flag_file_unreadable", f"{flag} names {path}, which holds more than {_MAX_FOLDER_FILES:,} files")
+    listing = hashlib.sha256()
+    for name in names:
+        raw = os.fsencode(name)
+        listing.update(b"%d:%s%s" % (len(raw), raw, _digest(flag, f"{path}/{name}").encode()))
+    return listing.hexdigest()
+
+
+def _unreadable(flag: str, path: str) -> Bypass:
+    return Bypass("flag_file_unreadable", f"{flag} names {path}, which cannot be read")

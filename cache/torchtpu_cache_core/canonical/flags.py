@@ -1,0 +1,231 @@
+"""Flag strings, split as their readers split them, and reduced to what they amount to.
+
+XLA_FLAGS follows XLA's own reader (xla/parse_flags_from_env.cc): a flag is `-` and what follows up to white space; a
+value may stand in single quotes, or in double quotes with backslash escapes; reading ends at the first word without a
+`-`. LIBTPU_INIT_ARGS and the command line are read by absl, whose flags may also take the next word as their value;
+what quoting libtpu undoes is not known. So there the order is given up only where every flag has its `=`, and nothing
+is unquoted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from torchtpu_cache_core.canonical.debug_options import DEBUG_OPTIONS
+from torchtpu_cache_core.canonical.files import PLAIN, file_value, read_flag_file
+from torchtpu_cache_core.canonical.rules import DROPPED_FLAGS, ORDERED_FLAGS
+from torchtpu_cache_core.errors import Bypass
+
+_WHITE: Final = " \t\r\n"
+_NAME: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
+_MAX_FLAGS: Final = 4096
+_MAX_NESTED_FILES: Final = 4
+_BOOLEANS: Final = frozenset(name for name, kind in DEBUG_OPTIONS.values() if kind == "bool")
+_WORD: Final = "*word*"
+"""Stands for the name of a word that is no flag."""
+_FLAG_PREFIXES: Final = ("xla", "libtpu", "tpu", "noxla", "nolibtpu", "notpu", "flagfile")
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag as it was given: name without its leading dashes, and its value; None where it has no `=`."""
+
+    name: str
+    value: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """All flags of one road, in the order given.
+
+    Args:
+        flags: what was read.
+        rest: what the reader would not take for a flag, as it stands.
+        ordered: the order of different flags may have a meaning.
+    """
+
+    flags: tuple[Flag, ...]
+    rest: str = ""
+    ordered: bool = False
+
+    def canonical(self) -> dict[str, str]:
+        """What the flags amount to, by sorted name; dropped flags are left out.
+
+        A flag that stands twice counts once, with its last value, if all its values are booleans or numbers; else the
+        list of all its values, in order, is the value.
+
+        Raises:
+            Bypass: a value names a file that cannot be read.
+        """
+        if self.ordered or any(flag.name in ORDERED_FLAGS for flag in self.flags):
+            return {"*ordered*": _listed(map(_word, self.flags)), **self._rest()}
+        names = {flag.name for flag in self.flags}
+        groups: dict[str, list[Flag]] = {}
+        for flag in self.flags:
+            # `--nof` is another way to set `f`: their order has a meaning.
+            negates = flag.name.startswith("no") and flag.name[2:] in names
+            name = flag.name[2:] if negates else flag.name
+            if name not in DROPPED_FLAGS:
+                groups.setdefault(name, []).append(flag)
+        return {name: _effective(groups[name]) for name in sorted(groups)} | self._rest()
+
+    def effective(self, name: str) -> str | None:
+        """The last value of a flag, `true` where it has none; None where it is not given."""
+        given = [flag.value for flag in self.flags if flag.name == name]
+        return None if not given else "true" if given[-1] is None else given[-1]
+
+    def _rest(self) -> dict[str, str]:
+        return {"*rest*": self.rest} if self.rest else {}
+
+
+def _value(flag: Flag) -> str:
+    if flag.value is None:
+        return "true"
+    if flag.name in _BOOLEANS and flag.value in ("0", "1"):
+        return "true" if flag.value == "1" else "false"
+    return file_value(flag.name, flag.value)
+
+
+def _word(flag: Flag) -> str:
+    return flag.name if flag.value is None else f"{flag.name}={file_value(flag.name, flag.value)}"
+
+
+def _listed(words: Iterable[str]) -> str:
+    return "[" + " ".join(f"{len(word)}:{word}" for word in words) + "]"
+
+
+def _effective(group: list[Flag]) -> str:
+    if len({flag.name for flag in group}) > 1:
+        return "no" + _listed(map(_word, group))
+    values = [_value(flag) for flag in group]
+    if all(PLAIN.fullmatch(value) for value in values) or (len(values) == 1 and not values[0].startswith(("[", "no["))):
+        return values[-1]
+    return _listed(values)
+
+
+def parse_xla_flags(text: str) -> Flags:
+    """The flags in XLA_FLAGS, or in the file that it names, as XLA reads them."""
+    flags: list[Flag] = []
+    at = _skip(text, 0)
+    while at < len(text) and text[at] == "-":
+        end = at
+        while end < len(text) and text[end] in _NAME:
+            end += 1
+        name = text[at:end]
+        if text[end : end + 1] == "=" and text[end + 1 : end + 2] in ("'", '"'):
+            value, end = _quoted(text, end + 1)
+            flags.append(Flag(_undashed(name), value))
+        else:
+            start = at
+            while end < len(text) and text[end] not in _WHITE:
+                end += 1
+            flags.append(_flag(text[start:end]))
+        at = _skip(text, end)
+        if len(flags) > _MAX_FLAGS:
+            return Flags((), rest=text)
+    return Flags(tuple(flags), rest=text[at:])
+
+
+def _skip(text: str, at: int) -> int:
+    while at < len(text) and text[at] in _WHITE:
+        at += 1
+    return at
+
+
+def _quoted(text: str, at: int) -> tuple[str, int]:
+    quote, at = text[at], at + 1
+    value: list[str] = []
+    while at < len(text) and text[at] != quote:
+        if quote == '"' and text[at] == "\\" and at + 1 < len(text):
+            at += 1
+        value.append(text[at])
+        at += 1
+    return "".join(value), min(at + 1, len(text))
+
+
+def parse_absl_flags(words: Iterable[str]) -> Flags:
+    """The flags among words that absl reads, with the content of each `--flagfile` in its place.
+
+    Raises:
+        Bypass: a flag file cannot be read, or flags come out of further environment variables (`--fromenv`).
+    """
+    flags, ordered = _absl(list(words), 0)
+    if len(flags) > _MAX_FLAGS:
+        return Flags((), rest=" ".join(words))
+    return Flags(tuple(flags), ordered=ordered)
+
+
+def parse_init_args(text: str) -> Flags:
+    """The flags in LIBTPU_INIT_ARGS.
+
+    Raises:
+        Bypass: as `parse_absl_flags`.
+    """
+    words = text.split()
+    if any(c in text for c in "'\"\\"):
+        # Whether and how quotes are undone there is not known; the text as it stands tells all cases apart.
+        return Flags(parse_absl_flags(words).flags, rest=text, ordered=True)
+    return parse_absl_flags(words)
+
+
+def select_argv(argv: Iterable[str]) -> list[str]:
+    """The words of a command line that a compiler could read as its flags, with the bare word that follows one."""
+    words: list[str] = []
+    after_bare_flag = False
+    for word in argv:
+        ours = word.startswith("-") and word.lstrip("-").startswith(_FLAG_PREFIXES)
+        if ours or (after_bare_flag and not word.startswith("-")):
+            words.append(word)
+        after_bare_flag = ours and "=" not in word
+    return words
+
+
+def _absl(words: list[str], depth: int) -> tuple[list[Flag], bool]:
+    flags: list[Flag] = []
+    ordered = False
+    for index, word in enumerate(words):
+        flag = _flag(word)
+        if flag.name in ("fromenv", "tryfromenv"):
+            raise Bypass("flags_unreadable", f"--{flag.name} takes flags from variables that are not looked at")
+        if flag.name == "flagfile" and flag.value is None:
+            raise Bypass("flags_unreadable", "--flagfile needs its file after an equals sign")
+        if flag.name == "flagfile" and flag.value is not None:
+            nested, nested_ordered = _flag_files(flag.value, depth)
+            flags += nested
+            ordered |= nested_ordered
+            continue
+        flags.append(flag)
+        # A flag without a value may take the next word, whatever that is.
+        ordered |= not word.startswith("-") or (flag.value is None and index + 1 < len(words))
+    return flags, ordered
+
+
+def _flag_files(names: str, depth: int) -> tuple[list[Flag], bool]:
+    if depth >= _MAX_NESTED_FILES:
+        raise Bypass("flags_unreadable", "flag files name each other more than four levels deep")
+    flags: list[Flag] = []
+    ordered = False
+    for name in names.split(","):
+        text = read_flag_file("flagfile", name).decode("utf-8", errors="surrogateescape")
+        lines = [line.strip() for line in text.splitlines()]
+        nested, nested_ordered = _absl([line for line in lines if line and not line.startswith("#")], depth + 1)
+        flags += nested
+        ordered |= nested_ordered
+    return flags, ordered
+
+
+def _flag(word: str) -> Flag:
+    if not word.startswith("-"):
+        return Flag(_WORD, word)
+    name, equals, value = word.partition("=")
+    return Flag(_undashed(name), value if equals else None)
+
+
+def _undashed(name: str) -> str:
+    # absl takes one dash or two; XLA's reader refuses one, so nothing is compiled there.
+    for dashes in ("--", "-"):
+        if name.startswith(dashes) and not name.startswith("---"):
+            return name[len(dashes) :]
+    return name
