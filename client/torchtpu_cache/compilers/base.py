@@ -9,13 +9,11 @@ nobody else.
 from __future__ import annotations
 
 import abc
-import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
-
-from torchtpu_cache_core.errors import CacheError
 
 if TYPE_CHECKING:
     import numpy
@@ -36,6 +34,14 @@ COMPILE_DEADLINE_SECONDS: Final = 7200.0
 """How long one program may take by default. Real programs take minutes; a hung compiler must end some day."""
 
 
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """A compiler's file as it lies on disk. `version` is the package's, for people; empty where it is not known."""
+
+    library: Path
+    version: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
     """What a compile gave.
@@ -46,6 +52,7 @@ class Compiled:
         producer: the program and version that compiled it, for people; at most 256 printable characters.
         road: ROAD_TOPOLOGY or ROAD_CLIENT.
         compiler_sha256: of the file that the compiling process had mapped; empty where that cannot be told.
+            Never equal to the target's then, so that nothing is published.
     """
 
     executable: bytes
@@ -53,35 +60,6 @@ class Compiled:
     producer: str
     road: str
     compiler_sha256: str
-
-
-class LoadFailure(enum.StrEnum):
-    """Why an executable could not be loaded."""
-
-    UNREADABLE = "unreadable"
-    """The compiler's own reader refused the bytes."""
-
-    DEVICES = "devices"
-    """It loads, but for other devices than the request's."""
-
-    NOT_LIVE = "not_live"
-    """This process has no such device: not the executable's fault."""
-
-    BUSY = "busy"
-    """Out of memory, a busy device, a cancelled call: not the executable's fault."""
-
-
-class LoadError(CacheError):
-    """An executable could not be loaded. Where `blames_entry`, set the entry aside, count it, and compile."""
-
-    def __init__(self, failure: LoadFailure, message: str) -> None:
-        super().__init__(message)
-        self.failure = failure
-
-    @property
-    def blames_entry(self) -> bool:
-        """Whether the bytes are at fault; a machine without the device, or a full one, proves nothing about them."""
-        return self.failure in (LoadFailure.UNREADABLE, LoadFailure.DEVICES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +105,7 @@ class Compiler(abc.ABC):
 
     @abc.abstractmethod
     def describe(self, name: str, options: bytes, environment: Environment) -> Target:
-        """The target called `name`, found without opening a device and without loading a compiler that a memo can spare.
+        """The target called `name`. Opens no device, and loads no compiler where a memo can spare it.
 
         Args:
             name: `cpu`, `v5e:2x2`, ...
@@ -160,7 +138,7 @@ class Compiler(abc.ABC):
         The bytes run as code: they must have passed every check of an entry before.
 
         Raises:
-            LoadError: see LoadFailure.
+            LoadError: this process has no such devices, or the executable does not become live on them.
             Bypass: this process's environment is not the one that the executable was compiled under.
             CompilerMissing: as in `describe`.
         """

@@ -142,11 +142,11 @@ class Availability:
 
 def targets_here(environ: Mapping[str, str] | None = None) -> list[Availability]:
     """Which compilers are usable here. Looks for files only: no compiler is loaded and no library is hashed."""
-    from torchtpu_cache.compilers import cpu, tpu
+    from torchtpu_cache.compilers import jaxlib_cpu, tpu
 
     found = []
     for kind, targets, installation in (
-        (CPU, (CPU,), cpu.installation),
+        (CPU, (CPU,), jaxlib_cpu.installation),
         ("tpu", EXAMPLES, lambda: tpu.installation(environ)),
     ):
         try:

@@ -1,0 +1,152 @@
+"""The jaxlib CPU client, as the compile child and the loading process both use it. Needs jaxlib, not jax.
+
+jaxlib has no public interface below jax; what is used here was checked with 0.10.2 (clients, options, device lists,
+serialised executables) and is kept in this one module.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from torchtpu_cache.compilers.base import Installation
+from torchtpu_cache_core.canonical.wire import LENGTH, VARINT, read_fields, read_varint
+from torchtpu_cache_core.errors import CompilerMissing, InvalidRequest
+
+INSTALL_HINT: Final = "pip install 'torchtpu-cache[workers]'"
+
+_VERSION_LINES: Final = (
+    re.compile(r"^_release_version\b[^=\n]*=\s*['\"]([^'\"\n]+)['\"]", re.MULTILINE),
+    re.compile(r"^_version\b[^=\n]*=\s*['\"]([^'\"\n]+)['\"]", re.MULTILINE),
+)
+
+
+def installation() -> Installation:
+    """Where jaxlib keeps XLA, found without importing it.
+
+    XLA is by far the largest library of the package: `libjax_common.so` now, `xla_extension.so` in older releases.
+    The version is read from the package's own source, because the metadata beside it can be stale.
+
+    Raises:
+        CompilerMissing: no jaxlib here, or none with a library.
+    """
+    spec = find_spec("jaxlib")
+    if spec is None or spec.origin is None:
+        raise CompilerMissing(f"jaxlib is not installed here; run: {INSTALL_HINT}")
+    folder = Path(spec.origin).parent
+    libraries = [path for path in folder.iterdir() if is_library(path)]
+    if not libraries:
+        raise CompilerMissing(f"the jaxlib in {folder} holds no library; run: {INSTALL_HINT}")
+    return Installation(max(libraries, key=lambda path: path.stat().st_size), _version(folder / "version.py"))
+
+
+def is_library(path: Path) -> bool:
+    """Whether `path` may be the file of jaxlib that holds XLA."""
+    return path.parent.name == "jaxlib" and path.suffix == ".so"
+
+
+def _version(source: Path) -> str:
+    try:
+        text = source.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return next((found[1] for line in _VERSION_LINES if (found := line.search(text))), "")
+
+
+@functools.cache
+def import_jaxlib() -> Any:
+    """jaxlib's client module, with the kernels that jax lets CPU programs call registered. CompilerMissing without it.
+
+    A program of jax with, say, a Cholesky decomposition calls LAPACK by name; without these registrations it neither
+    compiles nor loads. Registering twice, as a later import of jax does, is harmless.
+    """
+    try:
+        from jaxlib import cpu_sparse, lapack, xla_client
+        from jaxlib.cpu import _lapack
+    except ImportError as error:
+        raise CompilerMissing(f"jaxlib cannot be imported here ({error}); run: {INSTALL_HINT}") from None
+    for module in (lapack, cpu_sparse):
+        for platform, targets in module.registrations().items():
+            for name, function, api_version in targets:
+                xla_client.register_custom_call_target(name, function, platform=platform, api_version=api_version)
+    _lapack.initialize()
+    return xla_client
+
+
+def parse_options(xla_client: Any, serialised: bytes) -> Any:
+    """CompileOptions of bytes that `check_options` let pass; jaxlib takes any others for empty ones."""
+    return xla_client.CompileOptions.ParseFromString(serialised)
+
+
+def device_grid(options: Any) -> tuple[int, int]:
+    """Replicas and partitions that parsed CompileOptions ask for; a writer that leaves them out means one."""
+    return max(1, options.num_replicas), max(1, options.num_partitions)
+
+
+def start_client(xla_client: Any, device_count: int) -> Any:
+    """A client of its own with `device_count` host devices; cheap (milliseconds)."""
+    return xla_client.make_cpu_client(num_devices=device_count)
+
+
+def assigned_devices(options: Any) -> list[int]:
+    """Global ids of the devices that parsed CompileOptions ask for, replica by replica: the order of the assignment.
+
+    Without an assignment they are the first ones.
+    """
+    if options.device_assignment is None:
+        return list(range(math.prod(device_grid(options))))
+    return parse_device_assignment(options.device_assignment.serialize())
+
+
+def parse_device_assignment(serialised: bytes) -> list[int]:
+    """The ids in a DeviceAssignmentProto (xla/xla_data.proto), replica by replica.
+
+    Raises:
+        InvalidRequest: its computations do not all have the same number of replicas.
+    """
+    columns: list[list[int]] = []
+    for field in read_fields(serialised):
+        if field.number == 3 and isinstance(field.value, bytes):
+            columns.append(_replica_ids(field.value))
+    if len({len(column) for column in columns}) > 1:
+        raise InvalidRequest("the device assignment of the options is not rectangular")
+    return [id_ for replica in zip(*columns, strict=True) for id_ in replica]
+
+
+def _replica_ids(computation: bytes) -> list[int]:
+    ids: list[int] = []
+    for field in read_fields(computation):
+        if field.number == 1 and field.wire_type == VARINT and isinstance(field.value, int):
+            ids.append(field.value)
+        elif field.number == 1 and field.wire_type == LENGTH and isinstance(field.value, bytes):
+            offset = 0
+            while offset < len(field.value):
+                id_, offset = read_varint(field.value, offset)
+                ids.append(id_)
+    return ids
+
+
+def make_logical(xla_client: Any, options: Any) -> None:
+    """Reduces a device assignment to its logical order 0, 1, ...
+
+    A CPU executable does not depend on it (it loads on any list of devices), and the caller's ids need not exist in
+    the compiling process.
+    """
+    if options.device_assignment is not None:
+        import numpy
+
+        assignment = options.device_assignment
+        shape = (assignment.replica_count(), assignment.computation_count())
+        ids = numpy.arange(shape[0] * shape[1]).reshape(shape)
+        options.device_assignment = xla_client.DeviceAssignment.create(ids)
+
+
+def device_list(xla_client: Any, client: Any, ids: Sequence[int]) -> Any:
+    """The client's devices with these global ids, in this order. KeyError for an id that it has not."""
+    devices = {device.id: device for device in client.devices()}
+    return xla_client.DeviceList(tuple(devices[id_] for id_ in ids))

@@ -1,0 +1,36 @@
+"""Turns what compilers print into one sentence for a person."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_MAX_CHARS: Final = 400
+_MAX_LINES: Final = 2
+
+_LOCATION: Final = re.compile(r"^(?:[A-Z_]+: )?(?:\S*:\d+:\d+|<unknown>:\d+): (?:error|note): ")
+_GLOG: Final = re.compile(r"^[IWEF]\d{4,8} [\d:.]+\s+\d+ \S+:\d+\] ")
+_STACK: Final = re.compile(
+    r"^\s*(?:@\s|\*\*\*|#\d+\s|PC:|===|Fatal Python error|(?:Current )?[Tt]hread 0x|File \"|Extension modules)"
+)
+# How libraries begin the line that says why they end the process.
+_FATAL: Final = re.compile(r"^(?:F\d{4,8} |ERROR: |terminate called|.*Check failed|.*LLVM ERROR)")
+
+
+def shorten(message: str) -> str:
+    """The first lines of a compiler's message as one printable sentence, without source positions."""
+    lines = [_LOCATION.sub("", line.strip()) for line in message.splitlines() if line.strip()]
+    text = "; ".join(lines[:_MAX_LINES]).rstrip(".")
+    text = "".join(char if char.isprintable() else " " for char in text)
+    if len(text) > _MAX_CHARS:
+        text = text[: _MAX_CHARS - 1] + "…"
+    return text or "the compiler gave no reason"
+
+
+def last_words(stderr_tail: str) -> str:
+    """The line in which a dying process most likely says why: the last fatal one, else the last that is no stack."""
+    lines = [line for line in stderr_tail.splitlines() if line.strip() and not _STACK.match(line)]
+    fatal = [line for line in lines if _FATAL.match(line)]
+    if not lines:
+        return "it left no message (killed from outside, or out of memory?)"
+    return shorten(_GLOG.sub("", (fatal or lines)[-1]))

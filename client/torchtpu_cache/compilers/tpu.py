@@ -1,0 +1,163 @@
+"""TPUs by topology: libtpu compiles for a slice that is not here, through pypjrt. Executables are raw PJRT bytes.
+
+libtpu is never loaded into this process: it takes a lock, writes logs, and ends the process over an unknown flag.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from torchtpu_cache import __version__
+from torchtpu_cache.compilers.base import (
+    COMPILE_DEADLINE_SECONDS,
+    ROAD_TOPOLOGY,
+    Compiled,
+    Compiler,
+    Installation,
+    Loaded,
+    Progress,
+)
+from torchtpu_cache.compilers.children import ChildPool, check_options, child_environ
+from torchtpu_cache.compilers.mapped import mapped_sha256
+from torchtpu_cache.compilers.memo import TargetMemo
+from torchtpu_cache.compilers.messages import shorten
+from torchtpu_cache.compilers.topology import check_topology_name, refused
+from torchtpu_cache_core.errors import Bypass, CompileError, CompilerMissing, LoadError
+from torchtpu_cache_core.request import FORMAT_PJRT, Request, Target
+
+if TYPE_CHECKING:
+    from torchtpu_cache_core.canonical.environment import Environment
+    from torchtpu_cache_core.identity import FileIdentities
+
+_CHILD: Final = "torchtpu_cache.compilers.tpu_child"
+_INSTALL_HINT: Final = "pip install 'torchtpu-cache[workers,tpu]'"
+_DESCRIBE_SECONDS: Final = 120.0
+"""Describing takes milliseconds, half a second for a large slice; the rest is for reading libtpu from a slow disk."""
+
+# How to start, not what to make: neither is in a key (docs/key.md).
+_START: Final = {
+    # There is no metadata server to ask for the machine's own TPU.
+    "TPU_SKIP_MDS_QUERY": "1",
+    # A job that uses the machine's TPU holds libtpu's lock, and so may another child.
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+_LOGGING: Final = ("TPU_LOG_DIR", "TPU_MIN_LOG_LEVEL", "TPU_STDERR_LOG_LEVEL", "TPU_VMODULE")
+_MAX_PRODUCER_CHARS: Final = 256
+
+
+def installation(environ: Mapping[str, str] | None = None) -> Installation:
+    """Where libtpu lies: `TPU_LIBRARY_PATH`, else the libtpu package, found without importing it.
+
+    Importing it would set `TPU_LIBRARY_PATH` for the whole process. The version is the package's, for people only;
+    it is empty for a library that the variable names.
+
+    Raises:
+        CompilerMissing: no libtpu here, or no pypjrt to drive it.
+    """
+    environ = os.environ if environ is None else environ
+    if find_spec("pypjrt") is None:
+        raise CompilerMissing(f"pypjrt, which drives libtpu, is not installed here; run: {_INSTALL_HINT}")
+    if named := environ.get("TPU_LIBRARY_PATH"):
+        if not Path(named).is_file():
+            raise CompilerMissing(f"TPU_LIBRARY_PATH names {named}, which is no file; correct it or unset it")
+        return Installation(Path(named).resolve(), "")
+    spec = find_spec("libtpu")
+    library = Path(spec.origin).with_name("libtpu.so") if spec is not None and spec.origin is not None else None
+    if library is None or not library.is_file():
+        raise CompilerMissing(f"libtpu, the TPU compiler, is not installed here; run: {_INSTALL_HINT}")
+    try:
+        version = importlib.metadata.version("libtpu")
+    except importlib.metadata.PackageNotFoundError:
+        version = ""
+    return Installation(library.resolve(), version)
+
+
+class TpuCompiler(Compiler):
+    """The contract is Compiler's; arguments as of `compiler_for`."""
+
+    executable_format = FORMAT_PJRT
+
+    def __init__(
+        self,
+        identities: FileIdentities,
+        memo_dir: Path | None,
+        *,
+        pool_size: int = 1,
+        deadline_seconds: float = COMPILE_DEADLINE_SECONDS,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self._identities = identities
+        self._memo = TargetMemo(memo_dir)
+        self._environ = os.environ if environ is None else environ
+        self._pool = ChildPool(_CHILD, size=pool_size, deadline_seconds=deadline_seconds)
+
+    def describe(self, name: str, options: bytes, environment: Environment) -> Target:
+        check_topology_name(name)
+        if any(road == "argv" for road, _ in environment.roads):
+            raise Bypass(
+                "flags_unreadable",
+                "a compile by topology does not see flags on the command line; set LIBTPU_INIT_ARGS instead",
+            )
+        library = installation(self._environ).library
+        compiler = self._identities.sha256(library)
+        # A variable of libtpu may change what a name stands for, so the environment is a part of the question.
+        question = [compiler, name, *(f"{variable}={value}" for variable, value in environment.variables)]
+        parts = self._memo.get(question)
+        if parts is None:
+            answer, _ = self._pool.call(
+                self._child_environ(environment),
+                f"{library} {compiler}",
+                {"op": "describe", "library": str(library), "topology": name},
+                deadline_seconds=_DESCRIBE_SECONDS,
+            )
+            if "refused" in answer:
+                raise refused(name, shorten(answer["refused"]))
+            if "error" in answer:
+                raise CompileError(f"libtpu could not describe {name}: {shorten(answer['error'])}")
+            parts = answer["parts"]
+            self._memo.put(question, parts)
+        return Target.of(name, {**parts, "compiler": compiler})
+
+    def compile(self, request: Request, *, progress: Progress | None = None) -> Compiled:
+        name = check_topology_name(request.target.name)
+        check_options(request.options)
+        library = installation(self._environ).library
+        answer, executable = self._pool.call(
+            self._child_environ(request.environment),
+            f"{library} {dict(request.target.parts).get('compiler', '')}",
+            {
+                "op": "compile",
+                "library": str(library),
+                "topology": name,
+                "options_bytes": len(request.options),
+            },
+            request.options + request.program,
+            progress=progress,
+        )
+        if "error" in answer:
+            raise CompileError(f"libtpu refused the program for {name}: {shorten(answer['error'])}")
+        return Compiled(
+            executable=executable,
+            compile_seconds=answer["compile_seconds"],
+            producer=f"torchtpu-cache {__version__}, {answer['platform_version']}"[:_MAX_PRODUCER_CHARS],
+            road=ROAD_TOPOLOGY,
+            compiler_sha256=mapped_sha256(answer["mapped"], self._identities),
+        )
+
+    def load(self, executable: bytes | memoryview, request: Request) -> Loaded:
+        raise LoadError(
+            f"{request.target.name} is not live in this process; write the executable to a file and load it on the TPU",
+            blames_entry=False,
+        )
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def _child_environ(self, environment: Environment) -> dict[str, str]:
+        logging = {name: self._environ[name] for name in _LOGGING if name in self._environ}
+        return child_environ(self._environ, environment, {**logging, **_START})
