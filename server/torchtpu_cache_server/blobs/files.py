@@ -18,33 +18,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from torchtpu_cache_core.errors import FailureKind, StoreError, StoreFull, StoreRefused, StoreUnavailable
+from torchtpu_cache_core.errors import FailureKind, StoreError, StoreRefused, StoreUnavailable
+from torchtpu_cache_core.stores.failures import store_error, translated
 from torchtpu_cache_server.blobs.bucket import Bucket, BucketCapabilities, ObjectInfo, OpenObject, Staged
 from torchtpu_cache_server.blobs.layout import BLOBS, PROBES, ObjectName
 
 _TEMPORARY: Final = ".writing-"
 _QUARANTINE: Final = "quarantine"
 _MAX_QUARANTINED: Final = 32
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_REFUSED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
-
-
-def _translated(error: OSError, what: str) -> StoreError:
-    # The path stays out: the message may travel to a client. The log has it through the cause.
-    reason = os.strerror(error.errno) if error.errno else type(error).__name__
-    if error.errno in _FULL:
-        return StoreFull(f"{what}: {reason}")
-    if error.errno in _REFUSED:
-        return StoreRefused(f"{what}: {reason}", FailureKind.READ_ONLY)
-    return StoreUnavailable(f"{what}: {reason}", FailureKind.IO)
-
-
-@contextlib.contextmanager
-def _translating(what: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise _translated(error, what) from error
 
 
 class _OpenFile(OpenObject):
@@ -57,7 +38,7 @@ class _OpenFile(OpenObject):
         if self.descriptor is None:
             raise ValueError("read of a closed object")
         pieces = []
-        with _translating("an object could not be read"):
+        with translated("an object could not be read"):
             while size_bytes > 0 and (piece := os.pread(self.descriptor, size_bytes, offset)):
                 pieces.append(piece)
                 offset += len(piece)
@@ -78,7 +59,7 @@ class _StagedFile(Staged):
 
     def write(self, data: bytes | memoryview) -> None:
         view = memoryview(data)
-        with _translating("an object could not be written"):
+        with translated("an object could not be written"):
             while view:
                 view = view[os.write(self.descriptor, view) :]
 
@@ -108,7 +89,7 @@ class FileBucket(Bucket):
         self._token = secrets.token_hex(8)
         self._numbers = itertools.count()
         self._folders_lock = threading.Lock()
-        with _translating("the data folder could not be made"):
+        with translated("the data folder could not be made"):
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     @property
@@ -124,14 +105,14 @@ class FileBucket(Bucket):
 
     def stage(self, name: ObjectName) -> Staged:
         path = self.path(name)
-        with _translating("an object could not be written"):
+        with translated("an object could not be written"):
             self._make_folder(path.parent)
             return _StagedFile(name, path.with_name(f"{_TEMPORARY}{self._token}-{next(self._numbers)}"))
 
     def create(self, staged: Staged) -> bool:
         assert isinstance(staged, _StagedFile)
         path = self.path(staged.name)
-        with _translating("an object could not be written"):
+        with translated("an object could not be written"):
             os.fsync(staged.descriptor)
             try:
                 os.link(staged.path, path, follow_symlinks=False)
@@ -148,7 +129,7 @@ class FileBucket(Bucket):
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENOTDIR):
                 return None  # a symlink, a socket or a file where a folder should be: none of ours
-            raise _translated(error, "an object could not be opened") from error
+            raise store_error(error, "an object could not be opened") from error
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             os.close(descriptor)
@@ -164,7 +145,7 @@ class FileBucket(Bucket):
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise _translated(error, "an object could not be looked at") from error
+            raise store_error(error, "an object could not be looked at") from error
         return ObjectInfo(name, status.st_size, status.st_mtime) if stat.S_ISREG(status.st_mode) else None
 
     def refresh(self, name: ObjectName) -> bool:
@@ -175,7 +156,7 @@ class FileBucket(Bucket):
         except FileNotFoundError:
             return False
         except OSError as error:
-            raise _translated(error, "an object could not be refreshed") from error
+            raise store_error(error, "an object could not be refreshed") from error
         return True
 
     def delete(self, name: ObjectName) -> bool:
@@ -186,14 +167,14 @@ class FileBucket(Bucket):
         except FileNotFoundError:
             return False
         except OSError as error:
-            raise _translated(error, "an object could not be deleted") from error
+            raise store_error(error, "an object could not be deleted") from error
         return True
 
     def set_aside(self, name: ObjectName) -> bool:
         if self.head(name) is None:
             return False
         folder = self._root / _QUARANTINE
-        with _translating("a bad object could not be set aside"):
+        with translated("a bad object could not be set aside"):
             self._make_folder(folder)
             self.path(name).replace(folder / f"{name.replace('/', '_')}-{secrets.token_hex(4)}")
             kept = sorted(
@@ -221,7 +202,7 @@ class FileBucket(Bucket):
                 yield info
 
     def free_bytes(self) -> int | None:
-        with _translating("the free space could not be read"):
+        with translated("the free space could not be read"):
             status = os.statvfs(self._root)
         return status.f_bavail * status.f_frsize
 
@@ -276,7 +257,7 @@ def _scan(folder: Path) -> Iterator[os.DirEntry[str]]:
     except (FileNotFoundError, NotADirectoryError):
         return  # nothing was written there yet
     except OSError as error:
-        raise _translated(error, "the bucket could not be listed") from error
+        raise store_error(error, "the bucket could not be listed") from error
 
 
 def _info(name: str, item: os.DirEntry[str]) -> ObjectInfo | None:

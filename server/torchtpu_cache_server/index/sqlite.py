@@ -1,0 +1,372 @@
+"""The index in one SQLite file: write-ahead log, one writing connection, a pool of reading ones."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from torchtpu_cache_core.errors import CacheError, FailureKind, StoreError, StoreFull, StoreUnavailable
+from torchtpu_cache_core.manifest import Manifest
+from torchtpu_cache_core.names import Digest, Key, KeyPrefix, Namespace
+from torchtpu_cache_core.stores.failures import translated
+from torchtpu_cache_server.index.base import (
+    EntryName,
+    Index,
+    IndexCorrupt,
+    IndexTotals,
+    Record,
+    worth,
+)
+
+_MIGRATIONS: Final = (
+    """
+    CREATE TABLE entries (
+        namespace TEXT NOT NULL,
+        key TEXT NOT NULL,
+        manifest BLOB NOT NULL,
+        digest TEXT NOT NULL,
+        size_bytes INTEGER NOT NULL,
+        charged_bytes INTEGER NOT NULL,
+        executable_bytes INTEGER NOT NULL,
+        compile_seconds REAL NOT NULL,
+        created_seconds REAL NOT NULL,
+        accessed_seconds REAL NOT NULL,
+        target_name TEXT NOT NULL,
+        pinned INTEGER NOT NULL,
+        worth REAL NOT NULL,
+        priority REAL NOT NULL,
+        PRIMARY KEY (namespace, key)
+    ) WITHOUT ROWID;
+    CREATE INDEX entries_by_priority ON entries (priority) WHERE pinned = 0;
+    CREATE INDEX entries_by_digest ON entries (digest);
+    CREATE TABLE facts (name TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID;
+    INSERT INTO facts VALUES ('complete', 0), ('inflation', 0.0), ('checks', 0);
+    """,
+)
+"""Script n brings `user_version` from n to n + 1."""
+
+_COLUMNS: Final = "manifest, executable_bytes, compile_seconds, created_seconds, accessed_seconds, target_name, pinned"
+_DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_MAX_READERS: Final = 8
+_BATCH: Final = 500
+"""Below SQLite's limit of variables in one statement."""
+
+
+class SqliteIndex(Index):
+    """An index in `path`; opening one never fails for what the file holds: a bad one is set aside.
+
+    Raises:
+        StoreError: the file cannot be made or opened at all.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.RLock()  # guards the writer, the totals and a reset
+        self._readers_lock = threading.Lock()  # guards _readers and _era; taken after _lock
+        self._readers: list[sqlite3.Connection] = []
+        self._era = 0
+        self._closed = False
+        try:
+            self._open()
+        except IndexCorrupt:
+            self._set_aside()
+            self._open()
+
+    def _open(self) -> None:
+        self._writer = self._connect()
+        try:
+            with _guarded():
+                self._migrate()
+                self._complete = bool(self._fact("complete"))
+                # Until `close` says otherwise: a process that dies leaves it so, and the next one reconciles.
+                self._writer.execute("UPDATE facts SET value = 0 WHERE name = 'complete'")
+                row = self._writer.execute("SELECT count(*), total(charged_bytes) FROM entries").fetchone()
+                self._totals = IndexTotals(row[0], int(row[1]))
+        except BaseException:
+            self._writer.close()
+            raise
+
+    def _connect(self) -> sqlite3.Connection:
+        with _guarded():
+            connection = sqlite3.connect(self._path, timeout=5.0, isolation_level=None, check_same_thread=False)
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+                # A power cut may lose the last transactions, not the file; the bucket holds the truth.
+                connection.execute("PRAGMA synchronous = NORMAL")
+                connection.execute("PRAGMA trusted_schema = OFF")
+            except BaseException:
+                connection.close()
+                raise
+            return connection
+
+    def _migrate(self) -> None:
+        version = self._writer.execute("PRAGMA user_version").fetchone()[0]
+        if version > len(_MIGRATIONS):
+            raise IndexCorrupt("the index was written by a newer version of the service")
+        for number in range(version, len(_MIGRATIONS)):
+            # executescript ends an open transaction first, so the script brings its own.
+            self._writer.executescript(f"BEGIN; {_MIGRATIONS[number]} PRAGMA user_version = {number + 1}; COMMIT;")
+
+    def _fact(self, name: str) -> Any:
+        return self._writer.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()[0]
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            if self._closed:
+                raise StoreUnavailable("the index is closed")
+            with _guarded():
+                self._writer.execute("BEGIN IMMEDIATE")
+                try:
+                    yield self._writer
+                    self._writer.execute("COMMIT")
+                except BaseException:
+                    # After some errors SQLite has rolled back by itself.
+                    if self._writer.in_transaction:
+                        self._writer.execute("ROLLBACK")
+                    raise
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        with self._readers_lock:
+            if self._closed:
+                raise StoreUnavailable("the index is closed")
+            era = self._era
+            connection = self._readers.pop() if self._readers else None
+        if connection is None:
+            connection = self._connect()
+        try:
+            with _guarded():
+                yield connection
+        finally:
+            with self._readers_lock:
+                if era == self._era and len(self._readers) < _MAX_READERS:
+                    self._readers.append(connection)
+                    connection = None
+            if connection is not None:
+                connection.close()
+
+    @property
+    def complete(self) -> bool:
+        return self._complete
+
+    def set_complete(self, complete: bool) -> None:
+        self._complete = complete
+
+    def lookup(self, namespace: Namespace, key: Key) -> Record | None:
+        with self._reading() as connection:
+            row = connection.execute(
+                f"SELECT {_COLUMNS} FROM entries WHERE namespace = ? AND key = ?",  # noqa: S608 - constant columns
+                (namespace, key),
+            ).fetchone()
+        return None if row is None else _record(row)
+
+    def lookup_many(self, namespace: Namespace, keys: Sequence[Key]) -> dict[Key, Record]:
+        found = {}
+        with self._reading() as connection:
+            for start in range(0, len(keys), _BATCH):
+                batch = keys[start : start + _BATCH]
+                marks = ",".join("?" * len(batch))
+                for row in connection.execute(
+                    f"SELECT {_COLUMNS} FROM entries WHERE namespace = ? AND key IN ({marks})",  # noqa: S608
+                    (namespace, *batch),
+                ):
+                    record = _record(row)
+                    found[record.manifest.key] = record
+        return found
+
+    def record(self, record: Record) -> None:
+        manifest = record.manifest
+        value = worth(record.compile_seconds, manifest.size_bytes)
+        with self._writing() as connection:
+            old = connection.execute(
+                "SELECT charged_bytes, accessed_seconds, pinned FROM entries WHERE namespace = ? AND key = ?",
+                record.name,
+            ).fetchone()
+            connection.execute(
+                "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,"
+                " ? + (SELECT value FROM facts WHERE name = 'inflation'))",
+                (
+                    *record.name,
+                    manifest.to_bytes(),
+                    manifest.digest,
+                    manifest.size_bytes,
+                    record.charged_bytes,
+                    record.executable_bytes,
+                    record.compile_seconds,
+                    record.created_seconds,
+                    max(record.accessed_seconds, old[1] if old else 0.0),
+                    record.target_name,
+                    int(record.pinned or bool(old and old[2])),
+                    value,
+                    value,
+                ),
+            )
+            self._count(0 if old else 1, record.charged_bytes - (old[0] if old else 0))
+
+    def remove(self, namespace: Namespace, key: Key) -> bool:
+        with self._writing() as connection:
+            row = connection.execute(
+                "DELETE FROM entries WHERE namespace = ? AND key = ? RETURNING charged_bytes", (namespace, key)
+            ).fetchone()
+            if row is None:
+                return False
+            self._count(-1, -row[0])
+        return True
+
+    def _count(self, entries: int, charged_bytes: int) -> None:
+        self._totals = IndexTotals(self._totals.entries + entries, self._totals.charged_bytes + charged_bytes)
+
+    def touch(self, accessed: Mapping[EntryName, float]) -> None:
+        with self._writing() as connection:
+            connection.executemany(
+                "UPDATE entries SET accessed_seconds = max(accessed_seconds, ?),"
+                " priority = max(priority, worth + (SELECT value FROM facts WHERE name = 'inflation'))"
+                " WHERE namespace = ? AND key = ?",
+                [(seconds, *name) for name, seconds in accessed.items()],
+            )
+
+    def page(
+        self,
+        namespace: Namespace,
+        *,
+        after: str = "",
+        limit: int,
+        prefix: KeyPrefix | None = None,
+        target: str | None = None,
+    ) -> list[Record]:
+        where = "namespace = ? AND key > ?"
+        values: list[str | int] = [namespace, after]
+        if prefix is not None:
+            where += " AND (substr(key, 1, ?) = ? OR substr(key, instr(key, '-') + 1, ?) = ?)"
+            values += [len(prefix), prefix] * 2
+        if target is not None:
+            where += " AND target_name = ?"
+            values.append(target)
+        with self._reading() as connection:
+            rows = connection.execute(
+                f"SELECT {_COLUMNS} FROM entries WHERE {where} ORDER BY key LIMIT ?",  # noqa: S608 - constant parts
+                (*values, limit),
+            ).fetchall()
+        return [_record(row) for row in rows]
+
+    def names(self, after: EntryName | None, limit: int) -> list[EntryName]:
+        with self._reading() as connection:
+            rows = connection.execute(
+                "SELECT namespace, key FROM entries WHERE (namespace, key) > (?, ?) ORDER BY namespace, key LIMIT ?",
+                (*(after or ("", "")), limit),
+            ).fetchall()
+        try:
+            return [(Namespace(namespace), Key(key)) for namespace, key in rows]
+        except CacheError as error:
+            raise IndexCorrupt(f"the index holds a name that cannot be: {error}") from error
+
+    def references(self, digest: Digest) -> int:
+        with self._reading() as connection:
+            return int(connection.execute("SELECT count(*) FROM entries WHERE digest = ?", (digest,)).fetchone()[0])
+
+    def victims(self, limit: int) -> list[Record]:
+        with self._reading() as connection:
+            rows = connection.execute(
+                f"SELECT {_COLUMNS} FROM entries WHERE pinned = 0 ORDER BY priority LIMIT ?",  # noqa: S608
+                (limit,),
+            ).fetchall()
+        return [_record(row) for row in rows]
+
+    def inflate(self, evicted: Iterable[Record]) -> None:
+        with self._writing() as connection:
+            connection.executemany(
+                "UPDATE facts SET value = max(value, coalesce("
+                "(SELECT priority FROM entries WHERE namespace = ? AND key = ?), 0.0)) WHERE name = 'inflation'",
+                [record.name for record in evicted],
+            )
+
+    def totals(self, namespace: Namespace | None = None) -> IndexTotals:
+        if namespace is None:
+            return self._totals
+        with self._reading() as connection:
+            row = connection.execute(
+                "SELECT count(*), total(charged_bytes) FROM entries WHERE namespace = ?", (namespace,)
+            ).fetchone()
+        return IndexTotals(row[0], int(row[1]))
+
+    def reset(self) -> None:
+        with self._lock:
+            self._drop_readers()
+            # A damaged file may make even the close fail; the handle is gone all the same.
+            with contextlib.suppress(sqlite3.Error):
+                self._writer.close()
+            self._complete = False
+            self._set_aside()
+            self._open()
+
+    def _set_aside(self) -> None:
+        # One damaged file is kept for a person; its write-ahead log belongs to it.
+        with translated("the damaged index could not be set aside"):
+            for suffix in ("", "-wal", "-shm"):
+                path = self._path.with_name(self._path.name + suffix)
+                with contextlib.suppress(FileNotFoundError):
+                    path.replace(self._path.with_name(f"{self._path.name}.damaged{suffix}"))
+
+    def _drop_readers(self) -> None:
+        with self._readers_lock:
+            self._era += 1
+            readers, self._readers = self._readers, []
+        for connection in readers:
+            connection.close()
+
+    def check(self) -> None:
+        with self._writing() as connection:
+            written = connection.execute(
+                "UPDATE facts SET value = value + 1 WHERE name = 'checks' RETURNING value"
+            ).fetchone()[0]
+        with self._reading() as connection:
+            read = connection.execute("SELECT value FROM facts WHERE name = 'checks'").fetchone()[0]
+        if read < written:
+            raise StoreUnavailable("the index does not give back what was written", FailureKind.IO)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            # Not being noted as complete only costs the next start a reconciliation.
+            with contextlib.suppress(StoreError), self._writing() as connection:
+                connection.execute("UPDATE facts SET value = ? WHERE name = 'complete'", (int(self._complete),))
+            self._closed = True
+            self._drop_readers()
+            self._writer.close()
+
+
+@contextlib.contextmanager
+def _guarded() -> Iterator[None]:
+    """Translates what SQLite raises."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        # Misuse of the module, as after a failed reset, has no code. The low byte of an extended code is the plain one.
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in _DAMAGED:
+            raise IndexCorrupt(f"the index is damaged: {error}") from error
+        if code == sqlite3.SQLITE_FULL:
+            raise StoreFull("no room to write the index") from error
+        raise StoreUnavailable(f"the index did not answer: {error}", FailureKind.IO) from error
+
+
+def _record(row: tuple[Any, ...]) -> Record:
+    try:
+        manifest = Manifest.from_bytes(row[0])
+        return Record(
+            manifest=manifest,
+            executable_bytes=int(row[1]),
+            compile_seconds=float(row[2]),
+            created_seconds=float(row[3]),
+            accessed_seconds=float(row[4]),
+            target_name=str(row[5]),
+            pinned=bool(row[6]),
+        )
+    except (CacheError, TypeError, ValueError) as error:
+        raise IndexCorrupt(f"the index holds a record that cannot be: {error}") from error

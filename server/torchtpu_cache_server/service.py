@@ -1,0 +1,388 @@
+"""The service without HTTP: entries of many namespaces over a bucket and an index, within limits."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+from torchtpu_cache_core.clock import SYSTEM_CLOCK, Clock
+from torchtpu_cache_core.entry import Entry, Header, Verifier
+from torchtpu_cache_core.errors import CorruptEntry, CorruptReason, StoreError, StoreUnavailable
+from torchtpu_cache_core.manifest import Manifest
+from torchtpu_cache_core.names import Digest, Key, KeyPrefix, Namespace
+from torchtpu_cache_core.store import PutStatus, StoreStats
+from torchtpu_cache_core.wire import Found, Page
+from torchtpu_cache_server.admission import Admission, Limits
+from torchtpu_cache_server.blobs.bucket import Bucket, OpenObject
+from torchtpu_cache_server.blobs.layout import blob_name
+from torchtpu_cache_server.catalog import Catalog
+from torchtpu_cache_server.index.base import EntryName, Index, Record
+
+_log = logging.getLogger(__name__)
+
+_MAX_HOT: Final = 16_384
+_MAX_TOUCHED: Final = 10_000
+_MAX_TRIES: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class OpenEntry:
+    """An entry open for reading: verified bytes, which stay readable whatever happens to the entry."""
+
+    manifest: Manifest
+    blob: OpenObject
+
+
+class _Hot:
+    """The entries that were verified by this process, so that a hit asks neither index nor manifest. Thread-safe.
+
+    `epoch` moves with every removal: what was found before one may not be kept after it.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()  # guards all below
+        self._known: OrderedDict[EntryName, tuple[Manifest, Hashable]] = OrderedDict()
+        self.epoch = 0
+
+    def get(self, name: EntryName) -> tuple[Manifest, Hashable] | None:
+        with self._lock:
+            found = self._known.get(name)
+            if found is not None:
+                self._known.move_to_end(name)
+            return found
+
+    def put(self, name: EntryName, manifest: Manifest, identity: Hashable, epoch: int) -> None:
+        with self._lock:
+            if epoch != self.epoch:
+                return
+            self._known[name] = (manifest, identity)
+            self._known.move_to_end(name)
+            if len(self._known) > self._limit:
+                self._known.popitem(last=False)
+
+    def drop(self, name: EntryName) -> None:
+        with self._lock:
+            self.epoch += 1
+            self._known.pop(name, None)
+
+
+class Service:
+    """Entries by namespace and key. Thread-safe; every method but `open_hot` may block on the disk.
+
+    It owns bucket and index and closes them.
+
+    Args:
+        evicted: called for every entry that had to make room.
+        condemned: called for every entry whose bytes turned out bad.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        index: Index,
+        *,
+        limits: Limits | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        evicted: Callable[[], None] = lambda: None,
+        condemned: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.bucket = bucket
+        self.index = index
+        self.clock = clock
+        self.catalog = Catalog(bucket, index, clock=clock)
+        self._admission = Admission(limits or Limits(), bucket, index, self._evict)
+        self._evicted = evicted
+        self._condemned = condemned
+        self._hot = _Hot(_MAX_HOT)
+        self._touched_lock = threading.Lock()  # guards _touched
+        self._touched: dict[EntryName, float] = {}
+
+    @property
+    def limits(self) -> Limits:
+        return self._admission.limits
+
+    def open_hot(self, namespace: Namespace, key: Key) -> OpenEntry | None:
+        """As `open`, but only what memory knows and the kernel has at hand; None is no answer."""
+        known = self._hot.get((namespace, key))
+        if known is None:
+            return None
+        manifest, identity = known
+        blob = self.bucket.open(blob_name(manifest.digest))
+        if blob is None:
+            return None
+        if blob.identity != identity:
+            blob.close()
+            return None
+        self._touch((namespace, key))
+        return OpenEntry(manifest, blob)
+
+    def open(self, namespace: Namespace, key: Key) -> OpenEntry | None:
+        """The entry of a key, open for reading, or None. The caller closes it.
+
+        Raises:
+            CorruptEntry: its bytes were bad; it is set aside, so that the next put can replace it.
+            StoreError: the bucket could not answer.
+        """
+        for _ in range(_MAX_TRIES):
+            epoch = self._hot.epoch
+            record = self.catalog.find(namespace, key)
+            if record is None:
+                return None
+            try:
+                blob = self._open_verified(record)
+            except CorruptEntry as error:
+                if self._condemn(record, error):
+                    raise
+                continue  # it was closed or replaced while we looked
+            self._hot.put(record.name, record.manifest, blob.identity, epoch)
+            self._touch(record.name)
+            return OpenEntry(record.manifest, blob)
+        raise StoreUnavailable("the entry changed again and again while it was read")
+
+    def _open_verified(self, record: Record) -> OpenObject:
+        blob = self.bucket.open(blob_name(record.manifest.digest))
+        if blob is None:
+            raise CorruptEntry(CorruptReason.SHORT, "the manifest names a blob that is not there")
+        try:
+            known = self._hot.get(record.name)
+            if known != (record.manifest, blob.identity):
+                self.catalog.verify(record, blob)
+        except BaseException:
+            blob.close()
+            raise
+        return blob
+
+    def _condemn(self, record: Record, error: CorruptEntry) -> bool:
+        try:
+            condemned = self.catalog.condemn(record, error)
+        finally:
+            self._hot.drop(record.name)
+        if condemned:
+            self._condemned()
+        return condemned
+
+    def find(self, namespace: Namespace, key: Key) -> Record | None:
+        """What is known of a key, without its bytes. StoreError as in `open`."""
+        return self.catalog.find(namespace, key)
+
+    def lookup(self, namespace: Namespace, keys: Sequence[Key]) -> dict[Key, Found]:
+        """Those of the keys that have entries. StoreError as in `open`."""
+        records: dict[Key, Record] = {}
+        if self.index.complete:
+            try:
+                records = self.index.lookup_many(namespace, keys)
+            except StoreError as error:
+                self.catalog.doubt_index(error)
+        for key in dict.fromkeys(keys):
+            if key not in records and (record := self.catalog.find(namespace, key)) is not None:
+                records[key] = record
+        return {
+            key: Found(record.manifest.digest, record.manifest.size_bytes, record.compile_seconds)
+            for key, record in records.items()
+        }
+
+    def standing(self, namespace: Namespace, key: Key) -> Manifest | None:
+        """The manifest of the entry that a put of this key would meet; bad bytes are set aside first."""
+        if self.catalog.find(namespace, key) is None:
+            return None
+        record = self.catalog.standing(namespace, key)
+        if record is None:
+            self._hot.drop((namespace, key))
+            self._condemned()
+            return None
+        return record.manifest
+
+    def receive(self, namespace: Namespace, key: Key, digest: Digest, size_bytes: int) -> Incoming:
+        """Begins to take in an entry of exactly that digest and size. The caller closes what it gets.
+
+        Raises:
+            EntryTooLarge: over a limit.
+            StoreFull: no room could be made.
+            StoreError: anything else.
+        """
+        return Incoming(self, namespace, key, digest, size_bytes)
+
+    def put(self, namespace: Namespace, entry: Entry) -> tuple[PutStatus, Manifest]:
+        """Publishes a whole entry. Errors as in `receive` and `Incoming.commit`."""
+        self._admission.check_size(entry.size_bytes)
+        standing = self.standing(namespace, entry.key)
+        if standing is not None:
+            return (PutStatus.SAME if standing.digest == entry.digest else PutStatus.CONFLICT), standing
+        with self.receive(namespace, entry.key, entry.digest, entry.size_bytes) as incoming:
+            incoming.feed(entry.buffer)
+            return incoming.commit()
+
+    def delete(self, namespace: Namespace, key: Key) -> bool:
+        """Closes the entry of a key for good; False if there was none. StoreError if that failed."""
+        try:
+            return self.catalog.close(namespace, key, "deleted")
+        finally:
+            self._hot.drop((namespace, key))
+
+    def page(
+        self,
+        namespace: Namespace,
+        *,
+        after: str = "",
+        limit: int,
+        prefix: KeyPrefix | None = None,
+        target: str | None = None,
+    ) -> Page:
+        """Entries in the order of their keys. While the index is being rebuilt, those that it has so far.
+
+        Args:
+            after: the cursor of the page before, or nothing.
+
+        Raises:
+            StoreError: the index did not answer.
+        """
+        self.flush_touches()
+        try:
+            records = self.index.page(namespace, after=after, limit=limit + 1, prefix=prefix, target=target)
+        except StoreError as error:
+            self.catalog.doubt_index(error)
+            raise
+        shown = [record.info() for record in records[:limit]]
+        return Page(shown, shown[-1].key if len(records) > limit else None)
+
+    def stats(self, namespace: Namespace | None = None) -> StoreStats:
+        """How full one namespace, or all of it, is; the limits are of all."""
+        totals = self.index.totals(namespace)
+        return StoreStats(
+            entries=totals.entries,
+            size_bytes=totals.charged_bytes,
+            limit_bytes=self.limits.limit_bytes,
+            limit_entries=self.limits.limit_entries,
+        )
+
+    def check(self) -> None:
+        """Proves that bucket and index can be written and read. StoreError where not."""
+        self.bucket.probe()
+        try:
+            self.index.check()
+        except StoreError as error:
+            self.catalog.doubt_index(error)
+            raise
+
+    def flush_touches(self) -> None:
+        """Brings the uses since the last call into the index."""
+        with self._touched_lock:
+            touched, self._touched = self._touched, {}
+        if touched:
+            try:
+                self.index.touch(touched)
+            except StoreError as error:
+                self.catalog.doubt_index(error)
+
+    def close(self) -> None:
+        """Closes bucket and index; nothing may be under way. Closing twice is harmless."""
+        with contextlib.suppress(StoreError):
+            self.flush_touches()
+        self.index.close()
+        self.bucket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _touch(self, name: EntryName) -> None:
+        with self._touched_lock:
+            # Beyond the bound uses are forgotten until the next flush: recency is a hint.
+            if name in self._touched or len(self._touched) < _MAX_TOUCHED:
+                self._touched[name] = self.clock.time()
+
+    def _evict(self, record: Record) -> None:
+        try:
+            closed = self.catalog.close(*record.name, "evicted")
+        finally:
+            self._hot.drop(record.name)
+        if closed:
+            self._evicted()
+            _log.info("evicted %s of %s", record.manifest.key.short, record.manifest.namespace)
+
+    def reserve(self, size_bytes: int) -> contextlib.AbstractContextManager[None]:
+        """Room for one entry; see `Admission.reserve`."""
+        return self._admission.reserve(size_bytes)
+
+    def committed(self, name: EntryName) -> None:
+        """A publish changed what stands under a name."""
+        self._hot.drop(name)
+
+
+class Incoming:
+    """An entry that is arriving: checked and hashed on its way to the disk, invisible until `commit`.
+
+    One thread at a time. Closing it gives back room and temporary file in every case.
+    """
+
+    def __init__(self, service: Service, namespace: Namespace, key: Key, digest: Digest, size_bytes: int) -> None:
+        self._service = service
+        self._namespace = namespace
+        self._key = key
+        self._digest = digest
+        self._size_bytes = size_bytes
+        self._received_bytes = 0
+        self._verifier = Verifier(service.limits.max_entry_bytes)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(service.reserve(size_bytes))
+            self._staged = stack.enter_context(service.bucket.stage(blob_name(digest)))
+            self._stack = stack.pop_all()
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Takes the next piece.
+
+        Raises:
+            CorruptEntry: it cannot become the entry that was announced.
+            StoreError: it could not be written.
+        """
+        self._received_bytes += len(data)
+        if self._received_bytes > self._size_bytes:
+            raise CorruptEntry(CorruptReason.LENGTH, "longer than announced")
+        before = self._verifier.header
+        self._verifier.feed(data)
+        if before is None and (header := self._verifier.header) is not None:
+            self._check_header(header)
+        self._staged.write(data)
+
+    def _check_header(self, header: Header) -> None:
+        if header.key != self._key:
+            raise CorruptEntry(CorruptReason.KEY, "the entry is of another key than the one it was sent to")
+        if self._verifier.frame.entry_bytes != self._size_bytes:
+            raise CorruptEntry(CorruptReason.LENGTH, "the entry declares another length than announced")
+
+    def commit(self) -> tuple[PutStatus, Manifest]:
+        """Publishes what was received; a key that has an entry keeps it.
+
+        Raises:
+            CorruptEntry: it is cut short, or its digest is not the announced one.
+            StoreError: it could not be published.
+        """
+        header, digest = self._verifier.finish()
+        if digest != self._digest:
+            raise CorruptEntry(CorruptReason.DIGEST, "the bytes do not have the announced digest")
+        status, record = self._service.catalog.publish(self._namespace, header, digest, self._size_bytes, self._staged)
+        self._service.committed(record.name)
+        return status, record.manifest
+
+    def close(self) -> None:
+        """Closing twice is harmless."""
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
