@@ -1,0 +1,74 @@
+# The commands of this project, the same on a laptop and in CI. `make demo` and `make test` set up what they need.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# A second interpreter with a newer jaxlib, against which the stability of keys is tested.
+OTHER := .venv-other
+OTHER_JAXLIB := 0.12.0.1
+
+DEMO_TPU ?= 1
+DEMO_FULL ?= 0
+
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test check lint types layers unit fuzz clean help
+
+help:  ## Show these commands.
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+
+demo: $(VENV)/demo-$(if $(filter 0,$(DEMO_TPU)),cpu,tpu).stamp  ## Two machines and a service on this one: every program compiled once.
+	DEMO_TPU=$(DEMO_TPU) DEMO_FULL=$(DEMO_FULL) $(BIN)/torchtpu-cache demo
+
+test: lint types layers $(OTHER)/stamp  ## Everything: lint, types, layers, unit, contract, integration, short drills.
+	$(BIN)/python -m pytest
+
+check: lint types layers  ## The part of `test` that takes less than five minutes.
+	$(BIN)/python -m pytest -m "not slow and not tpu" tests/unit tests/contract
+
+lint: $(VENV)/test.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/test.stamp
+	$(BIN)/mypy
+	$(BIN)/pyright
+
+layers: $(VENV)/test.stamp
+	$(BIN)/lint-imports
+
+fuzz: $(VENV)/test.stamp  ## The fuzzers, long: SECONDS=600 each.
+	$(PIP) -e '.[fuzz]'
+	for target in tests/fuzz/fuzz_*.py; do $(BIN)/python $$target -max_total_time=$(or $(SECONDS),600) || exit 1; done
+
+clean:  ## Remove environments and caches.
+	rm -rf .venv .venv-other .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "torchtpu-cache needs Python 3.11 or newer; name one with make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { echo "python3 has no venv module; install it with: apt-get install python3-venv" >&2; exit 1; }
+
+$(VENV)/demo-cpu.stamp: $(BIN)/python pyproject.toml
+	@echo "installing torchtpu-cache and XLA for the CPU into $(VENV) ..."
+	$(PIP) -e '.[server,agent,workers]'
+	@touch $@
+
+$(VENV)/demo-tpu.stamp: $(BIN)/python pyproject.toml
+	@echo "installing torchtpu-cache, XLA for the CPU and libtpu (137 MB) into $(VENV) ..."
+	$(PIP) -e '.[server,agent,workers,tpu]'
+	@touch $@
+
+$(VENV)/test.stamp: $(BIN)/python pyproject.toml
+	@echo "installing torchtpu-cache with everything its tests need into $(VENV) ..."
+	$(PIP) -e '.[server,agent,workers,tpu,test]'
+	@touch $@
+
+# Absent where no second interpreter is found: the tests that need it then say so (and fail with CI=true).
+$(OTHER)/stamp: $(BIN)/python
+	@other=$$($(BIN)/python scripts/other_python.py) && { \
+	  echo "installing jaxlib $(OTHER_JAXLIB) into $(OTHER) ..."; \
+	  $$other -m venv $(OTHER) && \
+	  $(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check jaxlib==$(OTHER_JAXLIB) zstandard && \
+	  touch $@; } || echo "no Python 3.12 or 3.13 was found; the tests of keys across jaxlib releases are skipped"

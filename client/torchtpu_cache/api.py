@@ -1,0 +1,150 @@
+"""What Python code calls: `compile(program, target=...)`."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchtpu_cache import config as configuration
+from torchtpu_cache.assembly import Assembly, assemble
+from torchtpu_cache.node import Result
+from torchtpu_cache_core.canonical.environment import Environment
+from torchtpu_cache_core.canonical.options import encode_options
+from torchtpu_cache_core.errors import Bypass, InvalidRequest
+from torchtpu_cache_core.request import Request, Target
+
+if TYPE_CHECKING:
+    from torchtpu_cache.compilers.base import Compiler, Loaded
+    from torchtpu_cache.counters import Tier
+    from torchtpu_cache_core.names import Key
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledProgram:
+    """An executable, with where it came from."""
+
+    request: Request
+    result: Result
+    _compiler: Compiler
+
+    @property
+    def key(self) -> Key | None:
+        """What the request hashes to; None where it bypassed the cache (`result.bypassed` says why)."""
+        return self.result.key
+
+    @property
+    def tier(self) -> Tier:
+        """`memory`, `disk`, `remote` or `compiled`."""
+        return self.result.tier
+
+    @property
+    def executable(self) -> bytes | memoryview:
+        """The serialised executable, in `request.executable_format`."""
+        return self.result.executable
+
+    def load(self) -> Loaded:
+        """Makes the executable live in this process.
+
+        Raises:
+            LoadError: the target is not live here, or the executable does not load.
+        """
+        return self._compiler.load(self.result.executable, self.request)
+
+
+def make_request(
+    assembly: Assembly, program: bytes, target: str, options: bytes | None = None
+) -> tuple[Request, Compiler]:
+    """A request for `target` in this process's environment, and the compiler that can answer it.
+
+    Without `options`, replicas and partitions are the module's own `mhlo.num_*`, with SPMD when there is more than
+    one device.
+
+    Raises:
+        CompilerMissing: the target's compiler is not installed here.
+        InvalidRequest: there is no such target, or the program is empty.
+    """
+    if not program:
+        raise InvalidRequest("the program is empty")
+    environment = Environment.snapshot(os.environ, sys.argv)
+    if options is None:
+        replicas, partitions = assembly.canonicaliser.device_counts(program)
+        options = encode_options(
+            num_replicas=replicas, num_partitions=partitions, use_spmd_partitioning=replicas * partitions > 1
+        )
+    compiler = assembly.compilers.for_target(target)
+    try:
+        described = compiler.describe(target, options, environment)
+    except Bypass as bypass:
+        described = Target.without_identity(target, bypass.detail)
+    request = Request(
+        program=program,
+        options=options,
+        target=described,
+        environment=environment,
+        executable_format=compiler.executable_format,
+    )
+    return request, compiler
+
+
+def compile_with(
+    assembly: Assembly,
+    program: bytes,
+    *,
+    target: str,
+    options: bytes | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> CompiledProgram:
+    """`compile` through an assembly of the caller's own."""
+    request, compiler = make_request(assembly, program, target, options)
+    return CompiledProgram(request, assembly.node.get_or_compile(request, compiler, progress=progress), compiler)
+
+
+def compile(
+    program: bytes | str | os.PathLike[str],
+    *,
+    options: bytes | None = None,
+    target: str = "cpu",
+) -> CompiledProgram:
+    """Gets the executable of a StableHLO module from the nearest tier that has it, or compiles it.
+
+    Args:
+        program: the module as MLIR bytecode (bytes) or text (str), or a path object naming a file with either.
+        options: a serialised CompileOptionsProto; by default made from the module's own replica and partition counts.
+        target: `cpu`, or a TPU topology such as `v5e:2x2`.
+
+    Raises:
+        CompileError: XLA cannot make it; CompilerMissing says what to install.
+        InvalidRequest: there is no such target, or the program is empty.
+        ConfigError: a setting of this process has no sense.
+    """
+    if isinstance(program, os.PathLike):
+        program = Path(program).read_bytes()
+    elif isinstance(program, str):
+        program = program.encode()
+    return compile_with(default_assembly(), program, target=target, options=options)
+
+
+_default: tuple[int, Assembly] | None = None
+_default_lock = threading.Lock()  # guards _default
+
+
+def default_assembly() -> Assembly:
+    """This process's assembly, made at the first call from files and variables; a forked child makes its own."""
+    global _default
+    with _default_lock:
+        if _default is None or _default[0] != os.getpid():
+            _default = (os.getpid(), assemble(configuration.load().config))
+            atexit.register(_close_default, os.getpid())
+        return _default[1]
+
+
+def _close_default(pid: int) -> None:
+    if _default is not None and _default[0] == pid == os.getpid():
+        _default[1].node.drain(_default[1].config.drain_seconds)
+        _default[1].close()

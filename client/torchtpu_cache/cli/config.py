@@ -1,0 +1,41 @@
+"""`torchtpu-cache config`: what is set, and where it comes from."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from torchtpu_cache.cli.options import Json
+from torchtpu_cache.cli.output import print_json, print_table
+
+app = typer.Typer(help="Settings and their origins.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Settings and their origins."""
+
+
+@app.command("show")
+def show(
+    origin: Annotated[bool, typer.Option("--origin", help="Also say where each value comes from.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show every setting as it stands, secrets masked."""
+    from torchtpu_cache import config
+
+    loaded = config.load()
+    values = config.shown(loaded.config)
+    if as_json:
+        origins = {name: str(where) for name, where in loaded.origins.items()}
+        print_json({"settings": values} | ({"origins": origins} if origin else {}))
+        return
+    columns = ["setting", "value", *(["origin"] if origin else []), "variable", "meaning"]
+    rows = []
+    for setting in config.SETTINGS:
+        value = values[setting.name]
+        text = "-" if value in (None, []) else str(value)
+        where = [str(loaded.origins[setting.name])] if origin else []
+        rows.append([setting.name, text, *where, setting.variable, setting.help])
+    print_table(columns, rows)

@@ -1,0 +1,27 @@
+"""Options that several commands share, and what they become: one configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from torchtpu_cache.config import Config
+
+CacheDir = Annotated[Path | None, typer.Option("--cache-dir", help="This machine's cache folder.", show_default=False)]
+Remote = Annotated[
+    str | None, typer.Option("--remote", metavar="URL", help="The service, such as http://127.0.0.1:8077.")
+]
+NamespaceName = Annotated[str | None, typer.Option("--namespace", help="The tenant at the service.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+
+
+def read_config(
+    cache_dir: Path | None = None, remote: str | None = None, namespace: str | None = None, **flags: Any
+) -> Config:
+    """The configuration of a command; ConfigError ends it with one sentence."""
+    from torchtpu_cache import config
+
+    return config.load({"dir": cache_dir, "remote": remote, "namespace": namespace, **flags}).config

@@ -1,0 +1,86 @@
+"""What every command prints: answers on standard output, everything about the work on standard error."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_PARTLY: Final = 3
+
+JSON_SCHEMA: Final = 1
+"""Goes up when a field of any `--json` answer changes its meaning or goes away."""
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """One JSON object on one line, flushed, so that a reader sees each as it comes."""
+    print(json.dumps({"schema": JSON_SCHEMA, **value}), flush=True)
+
+
+def note(message: str) -> None:
+    """A line about the work."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def fail(message: str, code: int = EXIT_FAILED) -> NoReturn:
+    """Ends the command with one sentence."""
+    note(f"error: {message}")
+    raise typer.Exit(code)
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A terminal, as wide as it is; at least 100 columns where the output is no terminal, so that a pipe or a log
+    does not get its tables folded at 80."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else 120
+    return Console(stderr=stderr, width=width, highlight=False)
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset()) -> None:
+    """A plain table; `right` names the columns that are numbers. Cells are text, never markup."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console().print(table)
+
+
+def human_bytes(size: int | None) -> str:
+    """`1.5 MB`: powers of ten, three figures."""
+    if size is None:
+        return "-"
+    value, unit = float(size), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 999.5:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 99.95 else f"{value:.1f} {unit}"
+
+
+def human_seconds(seconds: float | None) -> str:
+    """`3.2 ms`, `1.25 s`, `2m05s`."""
+    if seconds is None:
+        return "-"
+    sign, seconds = ("-", -seconds) if seconds < 0 else ("", seconds)
+    if seconds < 0.9995:
+        return f"{sign}{seconds * 1000:.1f} ms"
+    if seconds < 59.995:
+        return f"{sign}{seconds:.2f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{sign}{minutes}m{rest:02d}s"

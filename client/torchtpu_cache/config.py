@@ -1,0 +1,290 @@
+"""Settings: flag > `TORCHTPU_CACHE_*` > user TOML > system TOML > default, the same names everywhere.
+
+Every setting is one `Setting` in `SETTINGS`: its name (the TOML key), its variable, its default and its reader. An
+unknown key in a file, or an unknown `TORCHTPU_CACHE_*` variable, is refused with one sentence.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import re
+import tomllib
+import urllib.parse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from torchtpu_cache.node import Mode
+from torchtpu_cache_core import paths
+from torchtpu_cache_core.errors import ConfigError, InvalidName
+from torchtpu_cache_core.names import DEFAULT_NAMESPACE, Namespace
+
+VARIABLE_PREFIX: Final = "TORCHTPU_CACHE"
+DEFAULT_LISTEN: Final = "127.0.0.1:8077"
+
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B?|B)?", re.IGNORECASE)
+_UNITS: Final = {"": 1, "B": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
+    "KI": 1 << 10,
+    "MI": 1 << 20,
+    "GI": 1 << 30,
+    "TI": 1 << 40,
+}
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes from `1048576`, `20GB` (powers of ten) or `20GiB` (powers of two).
+
+    Raises:
+        ConfigError: anything else.
+    """
+    if isinstance(text, int) and not isinstance(text, bool) and text >= 0:
+        return text
+    match = _SIZE.fullmatch(text.strip()) if isinstance(text, str) else None
+    if match is None:
+        raise ConfigError(f"{text!r} is not a size such as 500MB, 20GiB or a number of bytes")
+    unit = (match[2] or "").upper()
+    return int(float(match[1]) * _UNITS[unit[:-1] if len(unit) > 1 and unit.endswith("B") else unit])
+
+
+def _seconds(value: object) -> float:
+    try:
+        seconds = float(value)  # type: ignore[arg-type]  # anything else raises here
+    except (TypeError, ValueError):
+        seconds = -1.0
+    if isinstance(value, bool) or not 0 <= seconds < 1e9:
+        raise ConfigError(f"{value!r} is not a number of seconds")
+    return seconds
+
+
+def _count(value: object) -> int:
+    if isinstance(value, int | str) and not isinstance(value, bool) and str(value).isdecimal():
+        return int(value)
+    raise ConfigError(f"{value!r} is not a whole number")
+
+
+def _mode(value: object) -> Mode:
+    try:
+        return Mode(str(value))
+    except ValueError:
+        raise ConfigError(f"{value!r} is not a mode; it is one of {', '.join(Mode)}") from None
+
+
+def _namespace(value: object) -> Namespace:
+    try:
+        return Namespace(str(value))
+    except InvalidName as error:
+        raise ConfigError(str(error)) from None
+
+
+def _remote(value: object) -> str | None:
+    url = str(value).rstrip("/")
+    if not url:
+        return None
+    try:
+        parts = urllib.parse.urlsplit(url)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        valid = False
+    if not valid:
+        raise ConfigError(f"{masked_url(url)!r} is not a URL such as http://127.0.0.1:8077")
+    return url
+
+
+def _path(value: object) -> Path:
+    text = str(value)
+    if not text or "\0" in text:
+        raise ConfigError(f"{text!r} is not a folder")
+    return Path(text).absolute()
+
+
+def _listen(value: object) -> str:
+    host, colon, port = str(value).rpartition(":")
+    if not (colon and host and port.isdecimal() and int(port) < 1 << 16):
+        raise ConfigError(f"{value!r} is not HOST:PORT, such as {DEFAULT_LISTEN}")
+    return str(value)
+
+
+def _targets(value: object) -> tuple[str, ...]:
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{value!r} is not a list of custom-call targets")
+    return tuple(sorted({name.strip() for name in names if name.strip()}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """All settings, validated; what each means stands in `SETTINGS`."""
+
+    mode: Mode
+    remote: str | None
+    namespace: Namespace
+    dir: Path
+    data_dir: Path
+    listen: str
+    max_disk_bytes: int
+    max_disk_entries: int
+    min_free_bytes: int
+    max_memory_bytes: int
+    max_spool_bytes: int
+    drain_seconds: float
+    compile_timeout_seconds: float
+    custom_call_targets: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting.
+
+    Args:
+        name: the field of Config and the key in a TOML file.
+        variable: the environment variable.
+        read: makes the value from a string or a TOML value; ConfigError where it cannot.
+        default: from the environment, for what depends on the user.
+        help: one line for people.
+    """
+
+    name: str
+    variable: str
+    read: Callable[[Any], Any]
+    default: Callable[[Mapping[str, str]], Any]
+    help: str
+
+
+def _setting(name: str, read: Callable[[Any], Any], default: Any, help_line: str, variable: str = "") -> Setting:
+    return Setting(
+        name=name,
+        variable=variable or f"{VARIABLE_PREFIX}_{name.upper()}",
+        read=read,
+        default=default if callable(default) else lambda _environ: read(default),
+        help=help_line,
+    )
+
+
+SETTINGS: Final = (
+    _setting("mode", _mode, "on", "on, off, read (never publishes) or record (never serves)", VARIABLE_PREFIX),
+    _setting("remote", _remote, "", "URL of the service; empty for none"),
+    _setting("namespace", _namespace, DEFAULT_NAMESPACE, "the tenant at the service"),
+    _setting("dir", _path, paths.cache_dir, "this machine's cache folder"),
+    _setting("data_dir", _path, paths.data_dir, "the service's folder"),
+    _setting("listen", _listen, DEFAULT_LISTEN, "where the service listens"),
+    _setting("max_disk_bytes", parse_size, "20GiB", "limit of the disk tier, such as 20GiB"),
+    _setting("max_disk_entries", _count, 200_000, "limit of the disk tier in entries"),
+    _setting("min_free_bytes", parse_size, "1GiB", "space that the disk tier leaves free on its filesystem"),
+    _setting("max_memory_bytes", parse_size, "1GiB", "limit of the memory tier"),
+    _setting("max_spool_bytes", parse_size, "4GiB", "what may wait for the remote"),
+    _setting("drain_seconds", _seconds, 30.0, "how long a command waits for its uploads before it exits"),
+    _setting("compile_timeout_seconds", _seconds, 7200.0, "when a compile counts as hung"),
+    _setting("custom_call_targets", _targets, (), "custom-call targets that may be cached besides the built-in list"),
+)
+
+_BY_NAME: Final = {setting.name: setting for setting in SETTINGS}
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a value came from: `flag`, `variable`, `file` or `default`, and which."""
+
+    kind: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.detail}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A configuration and the origin of each of its values."""
+
+    config: Config
+    origins: dict[str, Origin]
+
+
+def load(flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None) -> Loaded:
+    """Reads all layers.
+
+    Args:
+        flags: values given on the command line or in code, by setting name; None means not given.
+
+    Raises:
+        ConfigError: an unknown name or a value without sense, in one sentence that says where.
+    """
+    environ = os.environ if environ is None else environ
+    layers: list[tuple[Mapping[str, Any], Callable[[str], Origin]]] = [
+        ({name: value for name, value in (flags or {}).items() if value is not None}, lambda _name: Origin("flag")),
+        (_variables(environ), lambda name: Origin("variable", _BY_NAME[name].variable)),
+    ]
+    for path in paths.config_files(environ):
+        layers.append((_file(path), lambda _name, path=path: Origin("file", str(path))))  # type: ignore[misc]
+    values: dict[str, Any] = {}
+    origins: dict[str, Origin] = {}
+    for setting in SETTINGS:
+        for layer, origin in layers:
+            if setting.name in layer:
+                origins[setting.name] = origin(setting.name)
+                try:
+                    values[setting.name] = setting.read(layer[setting.name])
+                except ConfigError as error:
+                    raise ConfigError(f"{setting.name} ({origins[setting.name]}): {error}") from None
+                break
+        else:
+            values[setting.name] = setting.default(environ)
+            origins[setting.name] = Origin("default")
+    return Loaded(Config(**values), origins)
+
+
+def _variables(environ: Mapping[str, str]) -> dict[str, str]:
+    by_variable = {setting.variable: setting.name for setting in SETTINGS}
+    unknown = [
+        name
+        for name in environ
+        if (name == VARIABLE_PREFIX or name.startswith(f"{VARIABLE_PREFIX}_")) and name not in by_variable
+    ]
+    if unknown:
+        raise ConfigError(f"{unknown[0]} is not a setting of torchtpu-cache{_did_you_mean(unknown[0], by_variable)}")
+    return {by_variable[name]: value for name, value in environ.items() if name in by_variable}
+
+
+def _file(path: Path) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    for name in values:
+        if name not in _BY_NAME:
+            raise ConfigError(f"{path}: {name!r} is not a setting{_did_you_mean(name, _BY_NAME)}")
+    return values
+
+
+def _did_you_mean(name: str, known: Mapping[str, object]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]}?" if close else "; see `torchtpu-cache config show`"
+
+
+def masked_url(url: str) -> str:
+    """A URL as it may be shown: without a password."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        if parts.password is None and parts.username is None:
+            return url
+        host = parts.netloc.rpartition("@")[2]
+        return urllib.parse.urlunsplit(parts._replace(netloc=f"***@{host}"))
+    except ValueError:
+        return "***"
+
+
+def shown(config: Config) -> dict[str, Any]:
+    """Every value as plain JSON, secrets masked."""
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name == "remote" and value is not None:
+            value = masked_url(value)
+        values[field.name] = (
+            str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
+        )
+    return values

@@ -1,0 +1,49 @@
+"""When asking the remote costs more than compiling: small programs that compile faster than a round trip."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections import deque
+from typing import Final
+
+_WINDOW: Final = 16
+_ENOUGH: Final = 8
+_PROBE_EVERY: Final = 64
+
+
+class RemoteGate:
+    """Closed for programs like those that lately all compiled faster than the remote answers. Thread-safe.
+
+    It looks at the last 16 compiles and the median of the last 16 round trips. A program that is larger than all of
+    those compiled ones always passes, since nothing is known of its cost; so does every 64th, so that a change of
+    either side is noticed.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards all below
+        self._compiles: deque[tuple[float, int]] = deque(maxlen=_WINDOW)
+        self._round_trips: deque[float] = deque(maxlen=_WINDOW)
+        self._held_back = 0
+
+    def compiled(self, seconds: float, program_bytes: int) -> None:
+        """A compile of a program of this size took this long."""
+        with self._lock:
+            self._compiles.append((seconds, program_bytes))
+
+    def round_trip(self, seconds: float) -> None:
+        """The remote took this long to say that it has no entry."""
+        with self._lock:
+            self._round_trips.append(seconds)
+
+    def closed(self, program_bytes: int) -> bool:
+        """Whether a look-up for a program of this size should pass the remote by."""
+        with self._lock:
+            if len(self._compiles) < _ENOUGH or not self._round_trips:
+                return False
+            slowest = max(seconds for seconds, _ in self._compiles)
+            largest = max(size for _, size in self._compiles)
+            if program_bytes > largest or slowest >= statistics.median(self._round_trips):
+                return False
+            self._held_back += 1
+            return self._held_back % _PROBE_EVERY != 0

@@ -1,0 +1,286 @@
+"""The durable spool: entries that this machine compiled and the remote has not acknowledged yet.
+
+One file per entry, `<folder>/<key>`, the entry's bytes as everywhere, published by rename. An entry leaves the spool
+only when the remote has it, or has said that it never will take it. The spool survives the death of the job; it does
+not survive an ephemeral disk. Several processes may drain one spool: an upload holds an flock on its file.
+
+One folder per remote and namespace, so that a run with another remote does not send an entry where it was not meant.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import fcntl
+import hashlib
+import logging
+import os
+import random
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from torchtpu_cache.breaker import BreakerOpen
+from torchtpu_cache.counters import Counters, Tier
+from torchtpu_cache_core.clock import SYSTEM_CLOCK, Clock
+from torchtpu_cache_core.entry import MAX_ENTRY_BYTES, PREFIX, Entry, Frame, Header
+from torchtpu_cache_core.errors import (
+    CorruptEntry,
+    CorruptReason,
+    FailureKind,
+    InvalidName,
+    StoreError,
+    StoreFull,
+)
+from torchtpu_cache_core.names import Key, Namespace
+from torchtpu_cache_core.store import Store
+
+_log = logging.getLogger(__name__)
+
+_FIRST_RETRY_SECONDS: Final = 1.0
+_LONGEST_RETRY_SECONDS: Final = 60.0
+_ABANDONED_SECONDS: Final = 3600.0
+_FINAL: Final = frozenset({FailureKind.TOO_LARGE, FailureKind.FORBIDDEN, FailureKind.READ_ONLY, FailureKind.CORRUPT})
+"""Refusals that a retry will not change. A missing or stale login may be mended, so those entries wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolStats:
+    """How much waits for the remote."""
+
+    entries: int
+    size_bytes: int
+
+
+def spool_folder(cache_dir: Path, remote_url: str, namespace: Namespace) -> Path:
+    """Where entries wait for this remote and namespace."""
+    return cache_dir / "spool" / f"{namespace}-{hashlib.sha256(remote_url.encode()).hexdigest()[:16]}"
+
+
+def spool_stats(folder: Path) -> SpoolStats:
+    """What waits in a spool's folder; nothing where it cannot be read."""
+    sizes = []
+    for path in _pending(folder):
+        with contextlib.suppress(FileNotFoundError):  # another process uploaded it meanwhile
+            sizes.append(path.stat().st_size)
+    return SpoolStats(len(sizes), sum(sizes))
+
+
+def _pending(folder: Path) -> list[Path]:
+    try:
+        found = list(folder.iterdir())
+    except OSError:
+        return []
+    paths = []
+    for path in found:
+        with contextlib.suppress(InvalidName):
+            paths.append(folder / Key(path.name))
+    return paths
+
+
+class _Outcome(enum.Enum):
+    DONE = enum.auto()
+    LATER = enum.auto()
+    REMOTE_AWAY = enum.auto()
+
+
+class Spool:
+    """Entries waiting in `folder` for `remote`; thread-safe.
+
+    Args:
+        limit_bytes: what may wait at most; beyond it new entries are not spooled, and counted.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        remote: Store,
+        counters: Counters,
+        *,
+        limit_bytes: int,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._folder = folder
+        self._remote = remote
+        self._counters = counters
+        self._limit_bytes = limit_bytes
+        self._clock = clock
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._thread_lock = threading.Lock()  # guards _thread
+        self._pass_lock = threading.Lock()  # one drain of this process at a time
+
+    def add(self, entry: Entry, *, durable: bool) -> bool:
+        """Keeps `entry` for upload and wakes the uploader. False, counted, where it could not be kept.
+
+        Args:
+            durable: fsync, so that the entry survives a power cut too.
+        """
+        try:
+            if self.stats().size_bytes + entry.size_bytes > self._limit_bytes:
+                raise StoreFull("the spool is full")
+            self._write(entry, durable)
+        except StoreFull:
+            self._counters.not_published("spool_full")
+            return False
+        except OSError as error:
+            _log.warning("the spool could not keep an entry: %s", error.strerror)
+            self._counters.failure("spool", FailureKind.IO)
+            return False
+        self._start()
+        self._wake.set()
+        return True
+
+    def _write(self, entry: Entry, durable: bool) -> None:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = self._folder / f".{entry.key}.{os.getpid()}.{random.getrandbits(64):016x}.tmp"
+        try:
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
+                file.write(entry.buffer)
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            temporary.rename(self._folder / entry.key)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                temporary.unlink()
+            raise
+        if durable:
+            folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
+    def stats(self) -> SpoolStats:
+        """What waits now, of all processes."""
+        return spool_stats(self._folder)
+
+    def resume(self) -> None:
+        """Starts to upload what an earlier run left behind, if there is anything."""
+        self._collect_abandoned()
+        if _pending(self._folder):
+            self._start()
+            self._wake.set()
+
+    def _collect_abandoned(self) -> None:
+        """Removes temporary files that no living writer can own any more."""
+        try:
+            found = list(self._folder.glob(".*.tmp"))
+        except OSError:
+            return
+        for path in found:
+            with contextlib.suppress(OSError):  # another process collects too
+                if self._clock.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
+                    path.unlink()
+
+    def drain(self, seconds: float) -> SpoolStats:
+        """Uploads until nothing waits or `seconds` are over; gives what still waits."""
+        deadline = self._clock.monotonic() + seconds
+        while _pending(self._folder) and self._clock.monotonic() < deadline:
+            if self.run_once(deadline):
+                self._stop.wait(min(0.2, max(0.0, deadline - self._clock.monotonic())))
+        return self.stats()
+
+    def run_once(self, deadline: float | None = None) -> int:
+        """Tries every waiting entry once, the most compile seconds per byte first; gives how many must wait.
+
+        Stops early where the remote is unavailable: the others would only fail the same way.
+        """
+        with self._pass_lock:
+            failed = 0
+            for path in self._most_valuable_first():
+                if self._stop.is_set() or (deadline is not None and self._clock.monotonic() >= deadline):
+                    break
+                outcome = self._upload(path)
+                if outcome is _Outcome.REMOTE_AWAY:
+                    return failed + 1
+                failed += outcome is _Outcome.LATER
+            return failed
+
+    def _most_valuable_first(self) -> list[Path]:
+        def worth(path: Path) -> float:
+            try:
+                with path.open("rb") as file:
+                    frame = Frame.parse(file.read(PREFIX.size))
+                    header = Header.from_bytes(file.read(frame.header_bytes))
+                return header.compile_seconds / frame.entry_bytes
+            except (OSError, StoreError):
+                return 0.0
+
+        return sorted(_pending(self._folder), key=worth, reverse=True)
+
+    def _upload(self, path: Path) -> _Outcome:
+        try:
+            with path.open("rb") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return _Outcome.LATER  # another process is sending it
+                return self._send(path, file.read(MAX_ENTRY_BYTES + 1))
+        except FileNotFoundError:
+            return _Outcome.DONE
+        except OSError as error:
+            _log.warning("a spooled entry could not be read: %s", error.strerror)
+            self._counters.failure("spool", FailureKind.IO)
+            return _Outcome.LATER
+
+    def _send(self, path: Path, raw: bytes) -> _Outcome:
+        try:
+            entry = Entry.parse(raw)
+            if entry.key != path.name:
+                raise CorruptEntry(CorruptReason.KEY, "stands under another name")
+        except StoreError:
+            self._counters.failure("spool", FailureKind.CORRUPT)
+            path.unlink(missing_ok=True)
+            return _Outcome.DONE
+        try:
+            outcome = self._remote.put(entry)
+        except BreakerOpen:
+            return _Outcome.REMOTE_AWAY  # the failure that opened it is counted already
+        except StoreError as error:
+            self._counters.failure(Tier.REMOTE, error.kind)
+            if error.kind in _FINAL:
+                # The entry stays on this machine's disk tier only.
+                _log.warning("the remote does not take %s: %s", entry.key.short, error)
+                self._counters.not_published(error.kind)
+                path.unlink(missing_ok=True)
+                return _Outcome.DONE
+            return _Outcome.LATER if isinstance(error, StoreFull) else _Outcome.REMOTE_AWAY
+        self._counters.published(outcome.status)
+        path.unlink(missing_ok=True)
+        return _Outcome.DONE
+
+    def _start(self) -> None:
+        with self._thread_lock:
+            if self._thread is None and not self._stop.is_set():
+                self._thread = threading.Thread(target=self._loop, name="torchtpu-cache-spool", daemon=True)
+                self._thread.start()
+
+    def _loop(self) -> None:
+        pause = _FIRST_RETRY_SECONDS
+        while not self._stop.is_set():
+            self._wake.clear()
+            try:
+                failed = self.run_once()
+            except Exception:
+                _log.exception("a round of the spool failed")
+                self._counters.failure("spool", "internal")
+                failed = 1
+            if failed:
+                self._stop.wait(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
+                pause = min(2 * pause, _LONGEST_RETRY_SECONDS)
+            else:
+                pause = _FIRST_RETRY_SECONDS
+                self._wake.wait()
+
+    def close(self) -> None:
+        """Stops the uploader after the upload that it is in; what waits stays in the folder."""
+        self._stop.set()
+        self._wake.set()
+        with self._thread_lock:
+            thread = self._thread
+        if thread is not None:
+            thread.join(timeout=5.0)

@@ -1,0 +1,97 @@
+"""Settings: the order of layers, origins, and one sentence for everything that has no sense."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from torchtpu_cache import config
+from torchtpu_cache.config import masked_url, parse_size
+from torchtpu_cache.node import Mode
+from torchtpu_cache_core.errors import ConfigError
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    return {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+
+
+def write_file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "config" / "torchtpu-cache" / "config.toml"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    return path
+
+
+def test_a_flag_beats_a_variable_beats_a_file_beats_the_default(tmp_path: Path, environ: dict[str, str]) -> None:
+    path = write_file(tmp_path, 'mode = "read"\nnamespace = "file"\nmax_disk_bytes = "5GB"\n')
+    environ |= {"TORCHTPU_CACHE": "record", "TORCHTPU_CACHE_NAMESPACE": "variable"}
+    loaded = config.load({"mode": "off", "namespace": None}, environ)
+    assert loaded.config.mode is Mode.OFF
+    assert loaded.config.namespace == "variable"
+    assert loaded.config.max_disk_bytes == 5_000_000_000
+    assert loaded.config.listen == config.DEFAULT_LISTEN
+    origins = {name: str(origin) for name, origin in loaded.origins.items()}
+    assert origins["mode"] == "flag"
+    assert origins["namespace"] == "variable TORCHTPU_CACHE_NAMESPACE"
+    assert origins["max_disk_bytes"] == f"file {path}"
+    assert origins["listen"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("variables", "text", "says"),
+    [
+        ({"TORCHTPU_CACHE_REMOT": "x"}, "", "did you mean TORCHTPU_CACHE_REMOTE"),
+        ({}, "max_disk_byte = 1\n", "did you mean max_disk_bytes"),
+        ({}, "mode = \n", "cannot be read"),
+        ({"TORCHTPU_CACHE": "fast"}, "", "one of on, off, read, record"),
+        ({"TORCHTPU_CACHE_REMOTE": "ftp://host"}, "", "is not a URL"),
+        ({"TORCHTPU_CACHE_REMOTE": "http://host:99999"}, "", "is not a URL"),
+        ({"TORCHTPU_CACHE_NAMESPACE": "../x"}, "", "is not a namespace"),
+        ({"TORCHTPU_CACHE_MAX_DISK_BYTES": "lots"}, "", "is not a size"),
+        ({"TORCHTPU_CACHE_DRAIN_SECONDS": "-1"}, "", "number of seconds"),
+        ({"TORCHTPU_CACHE_DRAIN_SECONDS": "nan"}, "", "number of seconds"),
+        ({"TORCHTPU_CACHE_MAX_DISK_ENTRIES": "1.5"}, "", "whole number"),
+        ({"TORCHTPU_CACHE_LISTEN": "8077"}, "", "HOST:PORT"),
+        ({}, "custom_call_targets = 3\n", "list of custom-call targets"),
+        ({}, "drain_seconds = true\n", "number of seconds"),
+    ],
+)
+def test_nonsense_is_refused_in_one_sentence(
+    tmp_path: Path, environ: dict[str, str], variables: dict[str, str], text: str, says: str
+) -> None:
+    write_file(tmp_path, text)
+    with pytest.raises(ConfigError, match=says) as caught:
+        config.load({}, environ | variables)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("1048576", 1 << 20),
+        ("20GB", 20 * 10**9),
+        ("20GiB", 20 << 30),
+        ("1.5 MB", 1_500_000),
+        ("7k", 7000),
+        (5, 5),
+    ],
+)
+def test_sizes(text: str | int, size: int) -> None:
+    assert parse_size(text) == size
+
+
+def test_every_setting_can_be_shown_and_secrets_are_masked(environ: dict[str, str]) -> None:
+    import json
+
+    loaded = config.load({"remote": "https://user:secret@host:1/"}, environ)
+    shown = config.shown(loaded.config)
+    assert set(shown) == {setting.name for setting in config.SETTINGS}
+    assert "secret" not in json.dumps(shown)
+    assert shown["remote"] == "https://***@host:1"
+
+
+def test_a_url_without_a_password_is_shown_as_it_is() -> None:
+    assert masked_url("http://127.0.0.1:8077") == "http://127.0.0.1:8077"

@@ -1,0 +1,39 @@
+"""The gate before the remote: closed only for programs like those that compile faster than it answers."""
+
+from __future__ import annotations
+
+from torchtpu_cache.gate import RemoteGate
+
+
+def gate(compile_seconds: float, round_trip_seconds: float, count: int = 16) -> RemoteGate:
+    made = RemoteGate()
+    for _ in range(count):
+        made.compiled(compile_seconds, 1000)
+        made.round_trip(round_trip_seconds)
+    return made
+
+
+def test_open_until_enough_is_known() -> None:
+    assert not RemoteGate().closed(100)
+    assert not gate(0.001, 0.050, count=7).closed(100)
+
+
+def test_closed_while_compiles_are_cheaper_than_the_round_trip() -> None:
+    assert gate(0.001, 0.050).closed(1000)
+    assert not gate(0.060, 0.050).closed(1000)
+
+
+def test_a_larger_program_than_any_seen_passes() -> None:
+    assert not gate(0.001, 0.050).closed(1001)
+
+
+def test_one_slow_compile_opens_it() -> None:
+    under_test = gate(0.001, 0.050)
+    under_test.compiled(1.0, 900)
+    assert not under_test.closed(900)
+
+
+def test_every_64th_look_up_passes_a_closed_gate() -> None:
+    under_test = gate(0.001, 0.050)
+    passed = [not under_test.closed(1000) for _ in range(128)]
+    assert sum(passed) == 2

@@ -1,0 +1,341 @@
+"""The node: order of tiers, what is counted, and that no fault of a tier ever costs a compile its result."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from support.fakes import FailingStore, FakeCompiler, RawResolver, request, target
+
+from torchtpu_cache.counters import Tier
+from torchtpu_cache.node import Mode, Node
+from torchtpu_cache.spool import Spool
+from torchtpu_cache_core.entry import Entry
+from torchtpu_cache_core.errors import (
+    CompileError,
+    CorruptEntry,
+    CorruptReason,
+    EntryTooLarge,
+    FailureKind,
+    LoadError,
+    StoreFull,
+    StoreRefused,
+    StoreUnavailable,
+)
+from torchtpu_cache_core.names import Key
+from torchtpu_cache_core.request import resolve
+from torchtpu_cache_core.store import Store
+from torchtpu_cache_core.stores.memory import MemoryStore
+
+
+def memory_store() -> MemoryStore:
+    return MemoryStore(limit_bytes=1 << 24)
+
+
+def node(**parts: object) -> Node:
+    return Node(resolver=RawResolver(), **{"memory": memory_store(), **parts})  # type: ignore[arg-type]
+
+
+def key_of(program: bytes = b"module {}") -> Key:
+    return resolve(request(program), RawResolver()).key
+
+
+def test_compiles_once_and_then_answers_from_memory() -> None:
+    compiler = FakeCompiler()
+    under_test = node()
+    first = under_test.get_or_compile(request(), compiler)
+    second = under_test.get_or_compile(request(), compiler)
+    assert (first.tier, second.tier) == (Tier.COMPILED, Tier.MEMORY)
+    assert bytes(first.executable) == bytes(second.executable) == compiler.executable(request())
+    assert first.key == second.key == key_of()
+    assert first.digest == second.digest is not None
+    assert len(compiler.calls) == 1
+    assert first.seconds_saved == 0
+    assert second.seconds_saved == pytest.approx(1.0, abs=0.5)
+
+
+def test_a_farther_hit_is_kept_in_every_nearer_tier() -> None:
+    compiler = FakeCompiler()
+    disk, remote = memory_store(), memory_store()
+    node(memory=None, disk=remote).get_or_compile(request(), compiler)
+    near = memory_store()
+    tiers = [
+        node(memory=near, disk=disk, remote=remote).get_or_compile(request(), compiler).tier,
+        node(memory=near, disk=disk, remote=remote).get_or_compile(request(), compiler).tier,
+        node(disk=disk, remote=remote).get_or_compile(request(), compiler).tier,
+    ]
+    assert tiers == [Tier.REMOTE, Tier.MEMORY, Tier.DISK]
+    assert len(compiler.calls) == 1
+
+
+@pytest.mark.parametrize(
+    "different",
+    [
+        request(b"another module"),
+        request(environ={"XLA_FLAGS": "--xla_cpu_enable_fast_math=true"}),
+        request(of=target(compiler="d" * 64)),
+        request(of=target(cpu_features="avx2")),
+    ],
+    ids=["program", "flags", "compiler", "cpu features"],
+)
+def test_what_changes_the_code_is_compiled_again(different: object) -> None:
+    compiler = FakeCompiler()
+    under_test = node()
+    under_test.get_or_compile(request(), compiler)
+    compiler.sha256 = different.target.compiler  # type: ignore[attr-defined]
+    result = under_test.get_or_compile(different, compiler, load=lambda raw: compiler.load(raw, different))  # type: ignore[arg-type]
+    assert result.tier is Tier.COMPILED
+
+
+FAILURES: list[tuple[Exception, str]] = [
+    (StoreUnavailable("away", FailureKind.CONNECT), "connect"),
+    (StoreUnavailable("late", FailureKind.TIMEOUT), "timeout"),
+    (StoreRefused("no", FailureKind.FORBIDDEN), "forbidden"),
+    (StoreFull("full"), "full"),
+    (EntryTooLarge(2, 1), "too_large"),
+    (CorruptEntry(CorruptReason.DIGEST), "corrupt"),
+    (RuntimeError("a bug"), "internal"),
+]
+
+
+@pytest.mark.parametrize("tier", ["memory", "disk", "remote"])
+@pytest.mark.parametrize(("error", "kind"), FAILURES, ids=[kind for _, kind in FAILURES])
+def test_a_failing_tier_is_counted_as_a_failure_and_never_as_a_miss(tier: str, error: Exception, kind: str) -> None:
+    compiler = FakeCompiler()
+    under_test = node(**{"memory": None, tier: FailingStore(error)})
+    for _ in range(2):
+        result = under_test.get_or_compile(request(), compiler)
+        assert result.tier is Tier.COMPILED
+        assert bytes(result.executable) == compiler.executable(request())
+    totals = under_test.counters.snapshot()
+    assert totals["misses"] == {}
+    assert totals["failures"][f"{tier}.{kind}"] >= 2
+    assert totals["compiled"] == 2
+
+
+class Planted(MemoryStore):
+    """Answers with one entry, whatever is asked, until it is deleted."""
+
+    def __init__(self, entry: Entry) -> None:
+        super().__init__(limit_bytes=1 << 20)
+        self.planted: Entry | None = entry
+
+    def get(self, key: Key):  # type: ignore[no-untyped-def]
+        from torchtpu_cache_core.store import Stored
+
+        return super().get(key) if self.planted is None else Stored(self.planted)
+
+    def delete(self, key: Key) -> bool:
+        self.planted = None
+        return super().delete(key)
+
+
+def test_an_entry_of_another_request_is_refused_set_aside_and_replaced() -> None:
+    compiler = FakeCompiler()
+    other = node()
+    other.get_or_compile(request(b"other"), compiler)
+    store = other._tiers[0].store
+    stored = store.get(key_of(b"other"))
+    assert stored is not None
+    planted = Planted(stored.entry)
+    under_test = node(memory=None, disk=planted)
+    assert under_test.get_or_compile(request(), compiler).tier is Tier.COMPILED
+    assert under_test.get_or_compile(request(), compiler).tier is Tier.DISK
+    assert under_test.counters.snapshot()["failures"] == {"disk.corrupt": 1}
+
+
+def test_a_remote_that_answers_with_another_entry_is_not_believed_and_not_written() -> None:
+    compiler = FakeCompiler()
+    other = node()
+    other.get_or_compile(request(b"other"), compiler)
+    stored = other._tiers[0].store.get(key_of(b"other"))
+    assert stored is not None
+    planted = Planted(stored.entry)
+    result = node(remote=planted).get_or_compile(request(), compiler, load=lambda raw: compiler.load(raw, request()))
+    assert result.tier is Tier.COMPILED
+    assert planted.planted is not None, "a client must not delete at the remote"
+
+
+@pytest.mark.parametrize(
+    ("mode", "serves", "stores"),
+    [(Mode.ON, True, True), (Mode.OFF, False, False), (Mode.READ, True, False), (Mode.RECORD, False, True)],
+)
+def test_modes(mode: Mode, serves: bool, stores: bool) -> None:
+    compiler = FakeCompiler()
+    filled, empty = memory_store(), memory_store()
+    node(memory=filled).get_or_compile(request(), compiler)
+    served = node(memory=filled, mode=mode).get_or_compile(request(), compiler)
+    assert (served.tier is Tier.MEMORY) is serves
+    node(memory=empty, mode=mode).get_or_compile(request(), compiler)
+    assert empty.contains(key_of()) is stores
+
+
+def test_read_mode_keeps_what_the_remote_has_on_this_machine() -> None:
+    compiler = FakeCompiler()
+    disk, remote = memory_store(), memory_store()
+    node(memory=remote).get_or_compile(request(), compiler)
+    node(disk=disk, remote=remote, mode=Mode.READ).get_or_compile(request(), compiler)
+    assert disk.contains(key_of())
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        (request(b"callback"), "host_callback"),
+        (request(of=target().without_identity("fake", "nobody knows")), "target_unknown"),
+    ],
+)
+def test_a_bypass_compiles_every_time_and_stores_nothing(asked: object, reason: str) -> None:
+    compiler = FakeCompiler()
+    memory = memory_store()
+    under_test = node(memory=memory)
+    for _ in range(2):
+        result = under_test.get_or_compile(asked, compiler)  # type: ignore[arg-type]
+        assert (result.key, result.tier, result.bypassed) == (None, Tier.COMPILED, reason)
+    assert len(compiler.calls) == 2
+    assert memory.stats().entries == 0
+    assert under_test.counters.snapshot()["bypassed"] == {reason: 2}
+
+
+def test_a_resolver_with_a_bug_costs_the_cache_and_not_the_compile() -> None:
+    class Broken:
+        def resolve(self, program: bytes) -> object:
+            raise RuntimeError("a bug")
+
+    result = Node(resolver=Broken(), memory=memory_store()).get_or_compile(request(), FakeCompiler())  # type: ignore[arg-type]
+    assert (result.tier, result.bypassed) == (Tier.COMPILED, "internal")
+
+
+def test_a_changed_compiler_is_used_and_not_published() -> None:
+    compiler = FakeCompiler(sha256="d" * 64)
+    memory = memory_store()
+    under_test = node(memory=memory)
+    assert under_test.get_or_compile(request(), compiler).tier is Tier.COMPILED
+    assert memory.stats().entries == 0
+    assert under_test.counters.snapshot()["not_published"] == {"compiler_changed": 1}
+
+
+def test_a_compile_error_reaches_the_caller_and_is_never_an_answer() -> None:
+    compiler = FakeCompiler()
+    compiler.fails = [True]
+    under_test = node()
+    with pytest.raises(CompileError):
+        under_test.get_or_compile(request(), compiler)
+    assert under_test.get_or_compile(request(), compiler).tier is Tier.COMPILED
+
+
+def test_eight_threads_cause_one_compile() -> None:
+    compiler = FakeCompiler(sleep=0.3)
+    under_test = node()
+    barrier = threading.Barrier(8)
+
+    def ask() -> Tier:
+        barrier.wait()
+        return under_test.get_or_compile(request(), compiler, load=lambda raw: compiler.load(raw, request())).tier
+
+    with ThreadPoolExecutor(8) as pool:
+        tiers = [future.result() for future in [pool.submit(ask) for _ in range(8)]]
+    assert sorted(tiers) == sorted([Tier.COMPILED] + [Tier.MEMORY] * 7)
+    assert len(compiler.calls) == 1
+    assert compiler.loads == 8
+    assert under_test.counters.snapshot()["hits"] == {"memory": 7}
+
+
+def test_waiting_on_one_key_does_not_delay_another() -> None:
+    slow, quick = FakeCompiler(sleep=3.0), FakeCompiler()
+    under_test = node()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(under_test.get_or_compile, request(b"slow"), slow)
+        while not slow.calls:
+            pass
+        assert (
+            pool.submit(under_test.get_or_compile, request(b"quick"), quick).result(timeout=1.5).tier is Tier.COMPILED
+        )
+        assert not first.done()
+
+
+def test_the_waiters_of_a_failed_compile_compile_for_themselves() -> None:
+    compiler = FakeCompiler(sleep=0.2)
+    compiler.fails = [True]
+    under_test = node()
+    barrier = threading.Barrier(4)
+
+    def ask() -> object:
+        barrier.wait()
+        try:
+            return under_test.get_or_compile(request(), compiler).tier
+        except CompileError:
+            return "failed"
+
+    with ThreadPoolExecutor(4) as pool:
+        outcomes = [future.result(timeout=30) for future in [pool.submit(ask) for _ in range(4)]]
+    assert outcomes.count("failed") == 1
+
+
+def test_an_entry_that_does_not_load_is_set_aside_and_compiled_again() -> None:
+    compiler = FakeCompiler()
+    memory = memory_store()
+    under_test = node(memory=memory)
+    under_test.get_or_compile(request(), compiler)
+    loads: list[object] = []
+
+    def load(raw: bytes | memoryview) -> object:
+        loads.append(raw)
+        if len(loads) == 1:
+            raise LoadError("made to fail")
+        return compiler.load(raw, request())
+
+    result = under_test.get_or_compile(request(), compiler, load=load)  # type: ignore[arg-type]
+    assert result.tier is Tier.COMPILED
+    totals = under_test.counters.snapshot()
+    assert totals["failures"] == {"memory.load": 1}
+    assert totals["hits"] == {}
+    assert len(compiler.calls) == 2
+
+
+def test_an_entry_is_kept_where_the_device_was_to_blame() -> None:
+    compiler = FakeCompiler()
+    memory = memory_store()
+    under_test = node(memory=memory)
+    under_test.get_or_compile(request(), compiler)
+
+    def load(_raw: bytes | memoryview) -> object:
+        raise LoadError("out of memory", blames_entry=False)
+
+    with pytest.raises(LoadError):
+        under_test.get_or_compile(request(), compiler, load=load)  # type: ignore[arg-type]
+    assert memory.contains(key_of())
+
+
+@pytest.fixture
+def spooled(tmp_path: Path) -> Callable[..., tuple[Node, Spool]]:
+    def make(remote: Store, **parts: object) -> tuple[Node, Spool]:
+        under_test = node(remote=remote, **parts)
+        spool = Spool(tmp_path / "spool", remote, under_test.counters, limit_bytes=1 << 24)
+        under_test._spool = spool
+        return under_test, spool
+
+    return make
+
+
+def test_what_was_compiled_reaches_the_remote(spooled: Callable[..., tuple[Node, Spool]]) -> None:
+    remote = memory_store()
+    under_test, _ = spooled(remote)
+    under_test.get_or_compile(request(), FakeCompiler())
+    assert under_test.drain(10) == 0
+    assert remote.contains(key_of())
+    assert under_test.counters.snapshot()["published"] == {"created": 1}
+    under_test.close()
+
+
+def test_a_cheap_program_stays_on_this_machine(spooled: Callable[..., tuple[Node, Spool]]) -> None:
+    remote = memory_store()
+    under_test, _ = spooled(remote)
+    under_test.get_or_compile(request(), FakeCompiler(seconds=0.001))
+    assert under_test.drain(10) == 0
+    assert not remote.contains(key_of())
+    assert under_test.counters.snapshot()["not_published"] == {"cheap": 1}
+    under_test.close()
