@@ -217,7 +217,10 @@ class RemoteStore(Store):
         entry.check(key)
         if answer.headers.get("etag") != wire.etag(digest):
             raise CorruptEntry(CorruptReason.DIGEST, "the service announced another digest")
-        return Stored(entry, self._attestation(key, digest, answer))
+        attestation = self._attestation(key, digest, answer)
+        if attestation is None:
+            raise self._not_our_service("an entry without its manifest")
+        return Stored(entry, attestation)
 
     def _read_outcome(self, entry: Entry, answer: Answer) -> PutOutcome:
         if answer.status in (200, 201):

@@ -19,12 +19,12 @@ class RawServer:
 
     Args:
         script: talks on the accepted socket.
-        accepts: whether to take connections at all; without, they wait in the kernel's queue.
+        port: 0 for a free one.
     """
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, port: int = 0) -> None:
         self._script = script
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self._listener = socket.create_server(("127.0.0.1", port), backlog=64)
         self.port: int = self._listener.getsockname()[1]
         self.connections = 0
         self._errors: list[BaseException] = []
@@ -89,7 +89,7 @@ def read_request(connection: socket.socket, *, body: bool = True) -> tuple[str, 
     """Request line, headers by lower-case name, and the body; ConnectionError at the end of the stream."""
     data = b""
     while b"\r\n\r\n" not in data:
-        data += _received(connection)
+        data += received(connection)
     head, _, rest = data.partition(b"\r\n\r\n")
     line, *fields = head.decode("latin-1").split("\r\n")
     headers = {name.lower(): value.strip() for name, _, value in (field.partition(":") for field in fields)}
@@ -98,7 +98,7 @@ def read_request(connection: socket.socket, *, body: bool = True) -> tuple[str, 
     if headers.get("expect") == "100-continue":
         connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
     while len(rest) < int(headers.get("content-length", 0)):
-        rest += _received(connection)
+        rest += received(connection)
     return line, headers, rest
 
 
@@ -109,7 +109,8 @@ def requests(connection: socket.socket) -> Iterator[tuple[str, dict[str, str], b
             yield read_request(connection)
 
 
-def _received(connection: socket.socket) -> bytes:
+def received(connection: socket.socket) -> bytes:
+    """At least one byte; ConnectionResetError at the end of the stream."""
     piece = connection.recv(1 << 20)
     if not piece:
         raise ConnectionResetError
