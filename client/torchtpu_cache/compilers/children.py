@@ -101,7 +101,7 @@ class ChildPool:
             CompilerCrashed: the child died or overran its deadline; the next call starts another.
         """
         seconds = self._deadline_seconds if deadline_seconds is None else deadline_seconds
-        with self._child(environ, compiler) as child, ticking(progress):
+        with ticking(progress), self._child(environ, compiler) as child:
             try:
                 return child.call(header, payload, deadline_seconds=seconds)
             except ChildTimeout:

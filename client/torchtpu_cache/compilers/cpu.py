@@ -105,16 +105,13 @@ class CpuCompiler(Compiler):
     def load(self, executable: bytes | memoryview, request: Request) -> Loaded:
         check_options(request.options)
         request.environment.check_unchanged(os.environ)
-        here = self.describe(request.target.name, request.options, request.environment)
-        if here.parts != request.target.parts:
-            differing = sorted({name for name, _ in set(here.parts) ^ set(request.target.parts)})
-            raise LoadError(f"this process is another target: its {', '.join(differing)} differ", blames_entry=False)
         xla_client = jaxlib_cpu.import_jaxlib()
-        if mapped_sha256(mapped_file(jaxlib_cpu.is_library), self._identities) != here.compiler:
-            raise LoadError("this process runs another jaxlib than the one that is installed now", blames_entry=False)
+        # A target without identity has no key, so its executable comes from this very machine.
+        if not request.target.unidentified:
+            self._check_target(request)
         options = jaxlib_cpu.parse_options(xla_client, request.options)
         wanted = jaxlib_cpu.assigned_devices(options)
-        client = self._client(xla_client, int(here.part("device_count")))
+        client = self._client(xla_client, _device_count(request.options, request.environment))
         try:
             devices = jaxlib_cpu.device_list(xla_client, client, wanted)
         except KeyError as error:
@@ -135,6 +132,15 @@ class CpuCompiler(Compiler):
         self._pool.close()
         with self._lock:
             self._clients.clear()
+
+    def _check_target(self, request: Request) -> None:
+        """LoadError unless this process is the request's target: code for another CPU or jaxlib ends the process."""
+        here = self.describe(request.target.name, request.options, request.environment)
+        if here.parts != request.target.parts:
+            differing = sorted({name for name, _ in set(here.parts) ^ set(request.target.parts)})
+            raise LoadError(f"this process is another target: {', '.join(differing)} differ", blames_entry=False)
+        if mapped_sha256(mapped_file(jaxlib_cpu.is_library), self._identities) != here.compiler:
+            raise LoadError("this process runs another jaxlib than the one installed now", blames_entry=False)
 
     def _client(self, xla_client: Any, count: int) -> Any:
         with self._lock:

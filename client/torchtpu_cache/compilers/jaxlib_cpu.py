@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import re
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -65,6 +66,8 @@ def import_jaxlib() -> Any:
     A program of jax with, say, a Cholesky decomposition calls LAPACK by name; without these registrations it neither
     compiles nor loads. Registering twice, as a later import of jax does, is harmless.
     """
+    # As jax does on its import: without it each client prints its devices.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     try:
         from jaxlib import cpu_sparse, lapack, xla_client
         from jaxlib.cpu import _lapack

@@ -28,9 +28,10 @@ def shorten(message: str) -> str:
 
 
 def last_words(stderr_tail: str) -> str:
-    """The line in which a dying process most likely says why: the last fatal one, else the last that is no stack."""
+    """Why a process most likely died: the last fatal line of its standard error, else the last one that is no stack."""
     lines = [line for line in stderr_tail.splitlines() if line.strip() and not _STACK.match(line)]
     fatal = [line for line in lines if _FATAL.match(line)]
-    if not lines:
-        return "it left no message (killed from outside, or out of memory?)"
-    return shorten(_GLOG.sub("", (fatal or lines)[-1]))
+    if fatal:
+        return shorten(_GLOG.sub("", fatal[-1]))
+    hint = "it gave no reason (killed from outside, or out of memory?)"
+    return f"{hint}; the last that it printed is: {shorten(_GLOG.sub('', lines[-1]))}" if lines else hint

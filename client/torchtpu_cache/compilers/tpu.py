@@ -39,14 +39,19 @@ _INSTALL_HINT: Final = "pip install 'torchtpu-cache[workers,tpu]'"
 _DESCRIBE_SECONDS: Final = 120.0
 """Describing takes milliseconds, half a second for a large slice; the rest is for reading libtpu from a slow disk."""
 
-# How to start, not what to make: neither is in a key (docs/key.md).
+# How to start and where to log, not what to make: none of it is in a key (docs/key.md).
 _START: Final = {
     # There is no metadata server to ask for the machine's own TPU.
     "TPU_SKIP_MDS_QUERY": "1",
     # A job that uses the machine's TPU holds libtpu's lock, and so may another child.
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    # Without them libtpu complains at length, and a crash's message may be lost behind it.
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
 }
-_LOGGING: Final = ("TPU_LOG_DIR", "TPU_MIN_LOG_LEVEL", "TPU_STDERR_LOG_LEVEL", "TPU_VMODULE")
+_LOGGING: Final = {"TPU_LOG_DIR": "disabled", "TPU_MIN_LOG_LEVEL": "", "TPU_STDERR_LOG_LEVEL": "", "TPU_VMODULE": ""}
+"""Variables that a child takes over, and their defaults; libtpu's own default fills the temp folder with logs."""
+
 _MAX_PRODUCER_CHARS: Final = 256
 
 
@@ -159,5 +164,5 @@ class TpuCompiler(Compiler):
         self._pool.close()
 
     def _child_environ(self, environment: Environment) -> dict[str, str]:
-        logging = {name: self._environ[name] for name in _LOGGING if name in self._environ}
+        logging = {name: value for name, default in _LOGGING.items() if (value := self._environ.get(name, default))}
         return child_environ(self._environ, environment, {**logging, **_START})
