@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -58,11 +59,10 @@ def compile_files(
     try:
         with _progress(len(files), as_json) as show:
             for index, file in enumerate(files):
-                show(index, file.name, 0.0)
-                answer, error = _compile_file(
-                    assembly, file, target, raw_options, outputs[index], lambda seconds: show(index, file.name, seconds)
-                )
-                failed += error is not None
+                progress = functools.partial(show, index, file.name)
+                progress(0.0)
+                answer = _compile_file(assembly, file, target, raw_options, outputs[index], progress)
+                failed += "error" in answer
                 if as_json:
                     print_json(answer)
                 else:
@@ -102,9 +102,14 @@ def _output_paths(files: list[Path], target: str, out: Path | None) -> list[Path
 
 
 def _compile_file(
-    assembly: Assembly, file: Path, target: str, options: bytes | None, output: Path | None, progress: Any
-) -> tuple[dict[str, Any], str | None]:
-    """The JSON answer for one file, and what went wrong with it, if anything."""
+    assembly: Assembly,
+    file: Path,
+    target: str,
+    options: bytes | None,
+    output: Path | None,
+    progress: Callable[[float], None],
+) -> dict[str, Any]:
+    """The JSON answer for one file; it has an `error` where something went wrong."""
     from torchtpu_cache.api import compile_with
     from torchtpu_cache_core.errors import CacheError
 
@@ -113,11 +118,10 @@ def _compile_file(
         program = compile_with(assembly, file.read_bytes(), target=target, options=options, progress=progress)
         if output is not None:
             _write(output, program.executable)
-        return _answer(file, target, program, output), None
+        return _answer(file, target, program, output)
     except (CacheError, OSError) as error:
-        message = f"{error.strerror}" if isinstance(error, OSError) else str(error)
-        seconds = time.monotonic() - started
-        return {"file": str(file), "target": target, "error": message, "seconds": round(seconds, 6)}, message
+        message = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        return {"file": str(file), "target": target, "error": message, "seconds": round(time.monotonic() - started, 6)}
 
 
 def _write(path: Path, executable: bytes | memoryview) -> None:
@@ -176,7 +180,7 @@ def _print_troubles(assembly: Assembly) -> None:
 
 
 @contextlib.contextmanager
-def _progress(total: int, quiet: bool) -> Iterator[Any]:
+def _progress(total: int, quiet: bool) -> Iterator[Callable[[int, str, float], None]]:
     """A line on the terminal that says which file is at work, and for how long; nothing where there is no terminal."""
     screen = console(stderr=True)
     if quiet or not screen.is_terminal:

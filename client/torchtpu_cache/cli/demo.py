@@ -82,8 +82,8 @@ def _print(report: dict[str, Any]) -> None:
     hits = report["machine_b"]["hits"]
     print(
         f"\nmachine A compiled {report['machine_a']['compiled']} programs; machine B compiled "
-        f"{report['machine_b']['compiled']}, and got {hits['remote']} from the remote, {hits['disk']} from its disk and "
-        f"{hits['memory']} from memory, which saved it {human_seconds(report['seconds_saved'])} of compiling"
+        f"{report['machine_b']['compiled']}, and got {hits['remote']} from the remote, {hits['disk']} from its disk "
+        f"and {hits['memory']} from memory, which saved it {human_seconds(report['seconds_saved'])} of compiling"
     )
     print(
         "equal: CPU programs gave bit for bit what they give without a cache; TPU executables are the bytes that A made"

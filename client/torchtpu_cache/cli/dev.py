@@ -108,7 +108,7 @@ def _side(assembly: Assembly, text: str, target: str, options: Path | None) -> t
         stored = None if store is None or found is None else store.get(found)
         if stored is not None:
             return stored.entry.key, stored.entry.header.components
-    fail(f"{text}: neither this machine nor the remote has an entry of that key")
+    return fail(f"{text}: neither this machine nor the remote has an entry of that key")
 
 
 def _key_of_file(

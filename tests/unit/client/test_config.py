@@ -95,3 +95,10 @@ def test_every_setting_can_be_shown_and_secrets_are_masked(environ: dict[str, st
 
 def test_a_url_without_a_password_is_shown_as_it_is() -> None:
     assert masked_url("http://127.0.0.1:8077") == "http://127.0.0.1:8077"
+
+
+def test_the_document_names_every_setting() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text()
+    rows = [line.split("|")[1:5] for line in text.splitlines() if line.startswith("| `")]
+    documented = {cells[0].strip(" `"): (cells[1].strip(" `"), cells[3].strip()) for cells in rows}
+    assert documented == {setting.name: (setting.variable, setting.help) for setting in config.SETTINGS}

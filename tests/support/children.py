@@ -1,0 +1,32 @@
+"""A helper process for the tests of `core.child`: does what it is told, also the worst."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+from torchtpu_cache_core.child import serve
+
+
+def handle(header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
+    match header["do"]:
+        case "echo":
+            print("noise on standard output")
+            return {"pid": os.getpid()}, payload
+        case "abort":
+            print("last words", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), signal.SIGABRT)
+        case "hang":
+            time.sleep(60)
+        case "raise":
+            raise RuntimeError("an unexpected error")
+        case "garbage":
+            os.write(header["fd"], b"\xff" * 64)
+    return {}, b""
+
+
+if __name__ == "__main__":
+    serve(handle)

@@ -1,0 +1,198 @@
+"""The spool: nothing leaves it that the remote did not take or refuse for good, and a later run goes on."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+import pytest
+from support.fakes import FailingStore
+
+from torchtpu_cache.counters import Counters
+from torchtpu_cache.spool import Spool, spool_folder, spool_stats
+from torchtpu_cache_core.entry import Entry
+from torchtpu_cache_core.errors import EntryTooLarge, FailureKind, StoreError, StoreFull, StoreRefused, StoreUnavailable
+from torchtpu_cache_core.key import Component
+from torchtpu_cache_core.manifest import Attestation
+from torchtpu_cache_core.names import Namespace
+from torchtpu_cache_core.store import PutOutcome, Store
+from torchtpu_cache_core.stores.memory import MemoryStore
+
+
+def entry(name: str = "one", *, size: int = 1000, compile_seconds: float = 1.0) -> Entry:
+    return Entry.build(
+        os.urandom(size),
+        components=[Component.of("name", name)],
+        executable_format="pjrt",
+        producer="test",
+        road="client",
+        compile_seconds=compile_seconds,
+        created_seconds=1.0,
+    )
+
+
+def spool(tmp_path: Path, remote: Store, limit_bytes: int = 1 << 20) -> Spool:
+    return Spool(tmp_path / "spool", remote, Counters(), limit_bytes=limit_bytes)
+
+
+def counted(made: Spool, what: str) -> dict[str, int]:
+    return made._counters.snapshot()[what]
+
+
+def idle(made: Spool) -> Spool:
+    """Without the background uploader, so that a test sees each round."""
+    made._start = lambda: None  # type: ignore[method-assign]
+    return made
+
+
+def test_an_entry_waits_in_a_file_until_the_remote_has_it(tmp_path: Path) -> None:
+    remote = MemoryStore(limit_bytes=1 << 20)
+    made, one = idle(spool(tmp_path, remote)), entry()
+    assert made.add(one, durable=True)
+    assert made.stats() == spool_stats(tmp_path / "spool")
+    assert made.stats().entries == 1
+    assert made.run_once() == 0
+    assert remote.contains(one.key)
+    assert made.stats().entries == 0
+
+
+def test_a_later_run_uploads_what_an_earlier_one_left(tmp_path: Path) -> None:
+    away = FailingStore(StoreUnavailable("away", FailureKind.CONNECT))
+    first, one = idle(spool(tmp_path, away)), entry()
+    first.add(one, durable=True)
+    assert first.run_once() == 1
+    first.close()
+    remote = MemoryStore(limit_bytes=1 << 20)
+    later = spool(tmp_path, remote)
+    later.resume()
+    assert later.drain(10).entries == 0
+    assert remote.contains(one.key)
+    later.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "stays"),
+    [
+        (StoreUnavailable("away", FailureKind.CONNECT), True),
+        (StoreUnavailable("busy", FailureKind.THROTTLED), True),
+        (StoreUnavailable("broken", FailureKind.SERVER_ERROR), True),
+        (StoreFull("full"), True),
+        (StoreRefused("no login", FailureKind.UNAUTHORIZED), True),
+        (StoreRefused("not our service", FailureKind.PROTOCOL), True),
+        (StoreRefused("no", FailureKind.FORBIDDEN), False),
+        (StoreRefused("read-only", FailureKind.READ_ONLY), False),
+        (EntryTooLarge(2, 1), False),
+    ],
+)
+def test_only_a_final_refusal_removes_an_entry(tmp_path: Path, error: StoreError, stays: bool) -> None:
+    made = idle(spool(tmp_path, FailingStore(error)))
+    made.add(entry(), durable=False)
+    made.run_once()
+    assert (made.stats().entries == 1) is stays
+    assert counted(made, "failures") == {f"remote.{error.kind}": 1}
+    assert counted(made, "not_published") == ({} if stays else {error.kind: 1})
+
+
+def test_a_remote_that_is_away_is_asked_once_a_round(tmp_path: Path) -> None:
+    away = FailingStore(StoreUnavailable("away", FailureKind.CONNECT))
+    made = idle(spool(tmp_path, away))
+    for name in ("one", "two", "three"):
+        made.add(entry(name), durable=False)
+    made.run_once()
+    assert away.asked == 1
+
+
+def test_the_most_compile_seconds_per_byte_go_first(tmp_path: Path) -> None:
+    order: list[str] = []
+
+    class Recording(MemoryStore):
+        def put(self, entry: Entry, attestation: Attestation | None = None) -> PutOutcome:
+            order.append(entry.header.components[0].shown)
+            return super().put(entry, attestation)
+
+    made = idle(spool(tmp_path, Recording(limit_bytes=1 << 20)))
+    made.add(entry("cheap", compile_seconds=1), durable=False)
+    made.add(entry("worth most", compile_seconds=100), durable=False)
+    made.add(entry("large", compile_seconds=100, size=100_000), durable=False)
+    made.run_once()
+    assert order[0] == "worth most"
+
+
+def test_a_full_spool_takes_no_more_and_says_so(tmp_path: Path) -> None:
+    made = idle(spool(tmp_path, MemoryStore(limit_bytes=1 << 20), limit_bytes=2000))
+    assert made.add(entry("one"), durable=False)
+    assert not made.add(entry("two"), durable=False)
+    assert counted(made, "not_published") == {"spool_full": 1}
+
+
+def test_a_folder_that_cannot_be_written_costs_the_upload_only(tmp_path: Path) -> None:
+    (tmp_path / "spool").write_text("a file where the folder should be")
+    made = idle(spool(tmp_path, MemoryStore(limit_bytes=1 << 20)))
+    assert not made.add(entry(), durable=True)
+    assert counted(made, "failures") == {"spool.io": 1}
+    assert made.stats().entries == 0
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "other name", "empty"])
+def test_a_damaged_file_is_never_sent_and_goes_away(tmp_path: Path, damage: str) -> None:
+    remote = MemoryStore(limit_bytes=1 << 20)
+    made, one = idle(spool(tmp_path, remote)), entry()
+    made.add(one, durable=False)
+    path = tmp_path / "spool" / one.key
+    raw = bytearray(path.read_bytes())
+    match damage:
+        case "cut":
+            path.write_bytes(raw[:-1])
+        case "flip":
+            raw[200] ^= 1
+            path.write_bytes(raw)
+        case "other name":
+            path.rename(path.parent / entry("two").key)
+        case "empty":
+            path.write_bytes(b"")
+    made.run_once()
+    assert remote.stats().entries == 0
+    assert made.stats().entries == 0
+    assert counted(made, "failures") == {"spool.corrupt": 1}
+
+
+def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
+    made = idle(spool(tmp_path, MemoryStore(limit_bytes=1 << 20)))
+    made.add(entry(), durable=False)
+    foreign = tmp_path / "spool" / "notes.txt"
+    foreign.write_text("mine")
+    made.run_once()
+    assert foreign.read_text() == "mine"
+
+
+def test_an_entry_that_another_process_is_sending_is_left_to_it(tmp_path: Path) -> None:
+    remote = MemoryStore(limit_bytes=1 << 20)
+    made, one = idle(spool(tmp_path, remote)), entry()
+    made.add(one, durable=False)
+    with (tmp_path / "spool" / one.key).open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert made.run_once() == 1
+        assert not remote.contains(one.key)
+    assert made.run_once() == 0
+    assert remote.contains(one.key)
+
+
+def test_temporary_files_of_the_dead_are_collected_by_age(tmp_path: Path) -> None:
+    folder = tmp_path / "spool"
+    folder.mkdir()
+    old, new = folder / ".x.1.2.tmp", folder / ".y.1.2.tmp"
+    for path in (old, new):
+        path.write_bytes(b"half")
+    os.utime(old, (time.time() - 7200,) * 2)
+    spool(tmp_path, MemoryStore(limit_bytes=1 << 20)).resume()
+    assert not old.exists()
+    assert new.exists()
+
+
+def test_remotes_and_namespaces_do_not_share_a_folder(tmp_path: Path) -> None:
+    folders = {
+        spool_folder(tmp_path, url, Namespace(name)) for url in ("http://a", "http://b") for name in ("one", "two")
+    }
+    assert len(folders) == 4
