@@ -211,7 +211,7 @@ class Service:
 
     def put(self, namespace: Namespace, entry: Entry) -> tuple[PutStatus, Manifest]:
         """Publishes a whole entry. Errors as in `receive` and `Incoming.commit`."""
-        self._admission.check_size(entry.size_bytes)
+        self.check_size(entry.size_bytes)
         standing = self.standing(namespace, entry.key)
         if standing is not None:
             return (PutStatus.SAME if standing.digest == entry.digest else PutStatus.CONFLICT), standing
@@ -311,6 +311,10 @@ class Service:
             self._evicted()
             _log.info("evicted %s of %s", record.manifest.key.short, record.manifest.namespace)
 
+    def check_size(self, size_bytes: int) -> None:
+        """EntryTooLarge if an entry of that size can never be taken."""
+        self._admission.check_size(size_bytes)
+
     def reserve(self, size_bytes: int) -> contextlib.AbstractContextManager[None]:
         """Room for one entry; see `Admission.reserve`."""
         return self._admission.reserve(size_bytes)
@@ -323,7 +327,8 @@ class Service:
 class Incoming:
     """An entry that is arriving: checked and hashed on its way to the disk, invisible until `commit`.
 
-    One thread at a time. Closing it gives back room and temporary file in every case.
+    Calls from several threads run one after another: a request that is cancelled while a thread still feeds may close
+    at once, and no write meets a descriptor that was given back. Closing returns room and temporary file in every case.
     """
 
     def __init__(self, service: Service, namespace: Namespace, key: Key, digest: Digest, size_bytes: int) -> None:
@@ -333,6 +338,8 @@ class Incoming:
         self._digest = digest
         self._size_bytes = size_bytes
         self._received_bytes = 0
+        self._lock = threading.Lock()  # guards the temporary file and all above
+        self._closed = False
         self._verifier = Verifier(service.limits.max_entry_bytes)
         with contextlib.ExitStack() as stack:
             stack.enter_context(service.reserve(size_bytes))
@@ -346,14 +353,20 @@ class Incoming:
             CorruptEntry: it cannot become the entry that was announced.
             StoreError: it could not be written.
         """
-        self._received_bytes += len(data)
-        if self._received_bytes > self._size_bytes:
-            raise CorruptEntry(CorruptReason.LENGTH, "longer than announced")
-        before = self._verifier.header
-        self._verifier.feed(data)
-        if before is None and (header := self._verifier.header) is not None:
-            self._check_header(header)
-        self._staged.write(data)
+        with self._lock:
+            self._check_open()
+            self._received_bytes += len(data)
+            if self._received_bytes > self._size_bytes:
+                raise CorruptEntry(CorruptReason.LENGTH, "longer than announced")
+            before = self._verifier.header
+            self._verifier.feed(data)
+            if before is None and (header := self._verifier.header) is not None:
+                self._check_header(header)
+            self._staged.write(data)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreUnavailable("the upload was given up")
 
     def _check_header(self, header: Header) -> None:
         if header.key != self._key:
@@ -368,16 +381,22 @@ class Incoming:
             CorruptEntry: it is cut short, or its digest is not the announced one.
             StoreError: it could not be published.
         """
-        header, digest = self._verifier.finish()
-        if digest != self._digest:
-            raise CorruptEntry(CorruptReason.DIGEST, "the bytes do not have the announced digest")
-        status, record = self._service.catalog.publish(self._namespace, header, digest, self._size_bytes, self._staged)
+        with self._lock:
+            self._check_open()
+            header, digest = self._verifier.finish()
+            if digest != self._digest:
+                raise CorruptEntry(CorruptReason.DIGEST, "the bytes do not have the announced digest")
+            status, record = self._service.catalog.publish(
+                self._namespace, header, digest, self._size_bytes, self._staged
+            )
         self._service.committed(record.name)
         return status, record.manifest
 
     def close(self) -> None:
         """Closing twice is harmless."""
-        self._stack.close()
+        with self._lock:
+            self._closed = True
+            self._stack.close()
 
     def __enter__(self) -> Self:
         return self

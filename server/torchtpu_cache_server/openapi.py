@@ -1,0 +1,159 @@
+"""The OpenAPI document: FastAPI's, with the blob path, which FastAPI does not see, and problems as the errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from torchtpu_cache_core.wire import (
+    CONTENT_DIGEST_HEADER,
+    ENTRY_CONTENT_TYPE,
+    MANIFEST_HEADER,
+    PROBLEM_CONTENT_TYPE,
+)
+
+_PATH: Final = "/v1/{namespace}/entries/{key}"
+_LOOKUP: Final = "/v1/{namespace}/lookup"
+
+
+def _header(description: str) -> dict[str, Any]:
+    return {"description": description, "schema": {"type": "string"}}
+
+
+def _problem(description: str) -> dict[str, Any]:
+    schema = {"$ref": "#/components/schemas/Problem"}
+    return {"description": description, "content": {PROBLEM_CONTENT_TYPE: {"schema": schema}}}
+
+
+_ENTRY_HEADERS: Final = {
+    "ETag": _header("the entry's digest in quotes"),
+    CONTENT_DIGEST_HEADER: _header("the entry's SHA-256 (RFC 9530)"),
+    MANIFEST_HEADER: _header("base64 of the manifest's JSON"),
+}
+_BINARY: Final = {ENTRY_CONTENT_TYPE: {"schema": {"type": "string", "format": "binary"}}}
+_PARAMETERS: Final = [
+    {"name": name, "in": "path", "required": True, "schema": {"type": "string", "pattern": pattern}}
+    for name, pattern in (
+        ("namespace", "^[a-z0-9][a-z0-9-]{0,62}$"),
+        ("key", "^[a-z][a-z0-9]{0,15}-[0-9a-f]{64}$"),
+    )
+]
+_READ_ERRORS: Final = {
+    "304": {"description": "`If-None-Match` names the entry's digest"},
+    "400": _problem("not a namespace or key"),
+    "404": _problem("the key has no entry: a miss (kind `not_found`)"),
+    "500": _problem("the entry was damaged and is set aside"),
+    "503": _problem("the storage did not answer"),
+}
+_BLOB_PATH: Final[dict[str, Any]] = {
+    "get": {
+        "tags": ["entries"],
+        "summary": "Read an entry",
+        "operationId": "read_entry",
+        "parameters": [
+            *_PARAMETERS,
+            {"name": "If-None-Match", "in": "header", "required": False, "schema": {"type": "string"}},
+        ],
+        "responses": {"200": {"description": "the entry", "headers": _ENTRY_HEADERS, "content": _BINARY}}
+        | _READ_ERRORS,
+    },
+    "head": {
+        "tags": ["entries"],
+        "summary": "Ask for an entry without its bytes",
+        "operationId": "head_entry",
+        "parameters": _PARAMETERS,
+        "responses": {"200": {"description": "there is one", "headers": _ENTRY_HEADERS}} | _READ_ERRORS,
+    },
+    "put": {
+        "tags": ["entries"],
+        "summary": "Publish an entry, unless the key has one",
+        "operationId": "put_entry",
+        "parameters": [
+            *_PARAMETERS,
+            {"name": CONTENT_DIGEST_HEADER, "in": "header", "required": True, "schema": {"type": "string"}},
+        ],
+        "requestBody": {"required": True, "content": _BINARY},
+        "responses": {
+            "200": {"description": "the very same entry was there", "headers": _ENTRY_HEADERS},
+            "201": {"description": "published", "headers": _ENTRY_HEADERS},
+            "400": _problem("not a namespace or key, or no usable Content-Digest"),
+            "403": _problem("not a process of the service's own user"),
+            "408": _problem("no byte came for too long"),
+            "409": _problem("another entry stands under the key; the answer names its digest"),
+            "411": _problem("no Content-Length"),
+            "413": _problem("over the limit that the answer names"),
+            "415": _problem("a Content-Encoding"),
+            "422": _problem("not an entry of this key; the kind says what is wrong"),
+            "503": _problem("the storage did not answer"),
+            "507": _problem("no room"),
+        },
+    },
+}
+_PROBLEM_SCHEMA: Final = {
+    "type": "object",
+    "required": ["type", "title", "status", "detail", "kind"],
+    "properties": {
+        "type": {"type": "string"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "kind": {"type": "string"},
+        "limit_bytes": {"type": "integer"},
+        "digest": {"type": "string"},
+    },
+}
+_LOOKUP_BODY: Final = {
+    "required": True,
+    "content": {
+        "application/json": {
+            "schema": {
+                "type": "object",
+                "required": ["keys"],
+                "additionalProperties": False,
+                "properties": {"keys": {"type": "array", "maxItems": 1000, "items": {"type": "string"}}},
+            }
+        }
+    },
+}
+
+
+def distribution_version() -> str:
+    """Of torchtpu-cache as installed; `0` where it runs from a bare tree."""
+    try:
+        return version("torchtpu-cache")
+    except PackageNotFoundError:
+        return "0"
+
+
+def openapi_of(app: FastAPI) -> Callable[[], dict[str, Any]]:
+    """A function that gives the document, made at the first call."""
+    made: list[dict[str, Any]] = []
+
+    def document() -> dict[str, Any]:
+        if not made:
+            made.append(_document(app))
+        return made[0]
+
+    return document
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+    paths = document["paths"]
+    paths[_PATH] = _BLOB_PATH | paths.get(_PATH, {})
+    paths[_LOOKUP]["post"]["requestBody"] = _LOOKUP_BODY
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    schemas["Problem"] = _PROBLEM_SCHEMA
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(unused, None)
+    for operations in paths.values():
+        for operation in operations.values():
+            # FastAPI's own form of this error is never sent.
+            if "HTTPValidationError" in str(operation["responses"].get("422", "")):
+                operation["responses"]["422"] = _problem("a parameter makes no sense")
+            operation["responses"].setdefault("default", _problem("any other error"))
+    return document

@@ -1,0 +1,204 @@
+"""One service process: its data folder, its socket, its threads, from start to a graceful end."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import resource
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import uvicorn
+
+from torchtpu_cache_core.errors import CacheError, ConfigError, StoreRefused
+from torchtpu_cache_core.paths import ensure_private_dir
+from torchtpu_cache_core.stores.failures import store_error
+from torchtpu_cache_server.admission import Limits
+from torchtpu_cache_server.app import create_app
+from torchtpu_cache_server.blobs.files import FileBucket
+from torchtpu_cache_server.index.sqlite import SqliteIndex
+from torchtpu_cache_server.metrics import Metrics
+from torchtpu_cache_server.protocol import BoundedProtocol
+from torchtpu_cache_server.service import Service
+from torchtpu_cache_server.trust import is_loopback
+from torchtpu_cache_server.upkeep import Upkeep
+
+GRACE_SECONDS: Final = 20
+"""What running requests get to end by themselves after SIGTERM."""
+
+_THREADS: Final = 16
+_BACKLOG: Final = 1024
+_STUCK_PEER_MS: Final = 60_000
+
+
+class PortInUse(CacheError):
+    """Another process listens there."""
+
+
+class DataInUse(CacheError):
+    """Another service works on this data folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listen:
+    """Where a service listens.
+
+    Args:
+        host: `localhost`, an address of 127.0.0.0/8, or `[::1]`.
+        port: 0 takes a free one.
+    """
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Listen:
+        """Reads `HOST:PORT`, `:PORT`, or `HOST`.
+
+        Raises:
+            ConfigError: it is neither, or it reaches beyond this machine.
+        """
+        host, colon, port = text.rpartition(":")
+        if not colon or (host.startswith("[") and not host.endswith("]")):
+            host, port = text, "8077"
+        host = host or "127.0.0.1"
+        if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
+            raise ConfigError(f"--listen takes HOST:PORT, such as 127.0.0.1:8077, and not {text[:80]!r}")
+        if not is_loopback(host):
+            raise ConfigError(
+                "without authentication the service listens on this machine only:"
+                f" use 127.0.0.1:{port}, not {text[:80]!r}"
+            )
+        return cls(host=host, port=int(port))
+
+    def bind(self) -> socket.socket:
+        """A listening socket.
+
+        Raises:
+            PortInUse: the port is taken.
+            ConfigError: the address cannot be listened on.
+        """
+        is_v6 = self.host.startswith("[")
+        address = self.host[1:-1] if is_v6 else "127.0.0.1" if self.host.lower() == "localhost" else self.host
+        listener = socket.socket(socket.AF_INET6 if is_v6 else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # A peer that takes no byte for a minute loses its connection, and we its buffers.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _STUCK_PEER_MS)
+            listener.bind((address, self.port))
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            listener.close()
+            if error.errno == errno.EADDRINUSE:
+                raise PortInUse(f"port {self.port} of {self.host} is in use; choose another with --listen") from error
+            raise ConfigError(f"cannot listen on {self.host}:{self.port}: {os.strerror(error.errno or 0)}") from error
+        return listener
+
+    def url(self, listener: socket.socket) -> str:
+        """What a client connects to; `listener` knows the port that was taken."""
+        return f"http://{self.host}:{listener.getsockname()[1]}"
+
+
+@contextlib.contextmanager
+def owned_data_dir(path: Path) -> Iterator[Path]:
+    """The data folder, private and locked for this process while the block runs.
+
+    Raises:
+        DataInUse: another service has it.
+        StoreError: it cannot be made or written, or others may write to it.
+    """
+    ensure_private_dir(path)
+    try:
+        descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise store_error(error, f"{path} cannot be written to; choose another folder with --data-dir") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DataInUse(f"another service works on {path}; stop it, or choose another --data-dir") from None
+        except OSError as error:
+            raise StoreRefused(f"{path} cannot be locked: {os.strerror(error.errno or 0)}") from error
+        yield path
+    finally:
+        os.close(descriptor)
+
+
+def serve(*, listen: Listen, data_dir: Path, limits: Limits, ready: Callable[[str], None]) -> None:
+    """Runs the service until SIGTERM or SIGINT, then ends what runs and returns.
+
+    Args:
+        ready: called with the URL once connections are answered.
+
+    Raises:
+        PortInUse, DataInUse, ConfigError, StoreError: it could not start; one sentence says why.
+    """
+    _raise_file_limit()
+    with owned_data_dir(data_dir), contextlib.closing(listen.bind()) as listener:
+        metrics = Metrics()
+        bucket = FileBucket(data_dir)
+        bucket.probe()
+        service = Service(
+            bucket,
+            SqliteIndex(data_dir / "index.sqlite"),
+            limits=limits,
+            evicted=metrics.evictions.inc,
+            condemned=metrics.condemned.inc,
+        )
+        upkeep = Upkeep(service)
+        threads = ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="service")
+        try:
+            upkeep.start()
+            config = uvicorn.Config(
+                create_app(service, threads=threads, metrics=metrics),
+                loop="uvloop",
+                http=BoundedProtocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,  # the client's address decides who may write
+                server_header=False,
+                timeout_graceful_shutdown=GRACE_SECONDS,
+                backlog=_BACKLOG,
+            )
+            _Server(config, lambda: ready(listen.url(listener))).run([listener])
+        finally:
+            # In this order: no upkeep, no thread of a request, then the files.
+            upkeep.stop()
+            threads.shutdown(wait=True)
+            service.close()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, telling when it is ready, and ending with a plain return after a signal instead of raising it again."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        with super().capture_signals():
+            yield
+            self._captured_signals.clear()
+
+
+def _raise_file_limit() -> None:
+    """As many open files as we may have: a fleet's connections are more than the usual soft limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        # A container's policy may say no; the usual limit then stays.
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
