@@ -1,0 +1,210 @@
+"""The identity of a program: by alias, by canonical form, or by its raw bytes, in this order.
+
+The canonicaliser runs in a child process. Whatever happens to it, the program is at worst hashed as it stands or
+bypassed. Only the hashed form is canonical: XLA always gets the program as it came.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import site
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from torchtpu_cache_core.canonical.alias import AliasStore, alias_name
+from torchtpu_cache_core.canonical.allowlist import AllowList
+from torchtpu_cache_core.canonical.forms import FORM_VERSION, MEMORY_VARIABLE, ProgramFacts
+from torchtpu_cache_core.canonical.scan import SCAN_VERSION, scan, text_count
+from torchtpu_cache_core.child import ChildDied, ChildProcess, ChildTimeout
+from torchtpu_cache_core.errors import Bypass
+from torchtpu_cache_core.identity import FileIdentities
+from torchtpu_cache_core.key import SCHEME
+from torchtpu_cache_core.request import ProgramIdentity
+
+__all__ = ["ProgramCanonicaliser", "ProgramFacts"]
+
+MAX_PROGRAM_BYTES: Final = 1 << 30
+DEADLINE_SECONDS: Final = 60.0
+MEMORY_BYTES: Final = 8 << 30
+
+_CHILD: Final = "torchtpu_cache_core.canonical.canonicaliser_child"
+_LIBRARIES: Final = ("libjax_common.so", "xla_extension.so")
+_MAX_REMEMBERED: Final = 4096
+_PASSED_ON: Final = ("PATH", "HOME", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR", "VIRTUAL_ENV")
+
+_Verdict = ProgramFacts | Bypass
+
+
+class ProgramCanonicaliser:
+    """Resolves programs to their identities. Thread-safe; a `request.ProgramResolver`.
+
+    Args:
+        aliases: where answers are kept between processes; None keeps them in this process only.
+        identities: for the digest of jaxlib's library, which aliases depend on.
+        allowed_custom_calls: targets beside the written allow-list.
+        deadline_seconds: for one program in the child.
+        memory_bytes: address space of the child.
+
+    Raises:
+        ConfigError: an allowed target is malformed or a host callback.
+    """
+
+    def __init__(
+        self,
+        aliases: AliasStore | None,
+        *,
+        identities: FileIdentities | None = None,
+        allowed_custom_calls: Iterable[str] = (),
+        deadline_seconds: float = DEADLINE_SECONDS,
+        memory_bytes: int = MEMORY_BYTES,
+    ) -> None:
+        self._aliases = aliases
+        self._allow_list = AllowList.of(allowed_custom_calls)
+        self._deadline_seconds = deadline_seconds
+        self._library = _jaxlib_library()
+        self._identities = identities or FileIdentities(None)
+        self._canonicaliser: str | None = None
+        self._child = ChildProcess(_CHILD, _child_environ(os.environ, memory_bytes))
+        self._remembered: OrderedDict[str, _Verdict] = OrderedDict()
+        self._lock = threading.Lock()  # guards the memory of verdicts; never held while anything is read or parsed
+
+    @property
+    def child_pid(self) -> int | None:
+        """Of the helper process while it runs, for `doctor`."""
+        return self._child.pid
+
+    def resolve(self, program: bytes) -> ProgramIdentity:
+        """The identity of `program`.
+
+        Raises:
+            Bypass: as `facts`.
+        """
+        return self.facts(program).identity
+
+    def facts(self, program: bytes) -> ProgramFacts:
+        """Identity of `program`, and what it says of replicas, partitions and custom calls.
+
+        Raises:
+            Bypass: `host_callback`, `custom_call_unlisted`, `unparsed_custom_call`, `unscannable` or
+                `program_too_large`.
+        """
+        if len(program) > MAX_PROGRAM_BYTES:
+            raise Bypass("program_too_large", f"the program has {len(program):,} bytes")
+        raw = hashlib.sha256(program).hexdigest()
+        verdict = self._recall(raw)
+        if verdict is None:
+            name = alias_name(SCHEME, self._canonicaliser_identity(), self._allow_list.identity, raw)
+            verdict = self._aliased(name)
+            if verdict is None:
+                verdict, lasting = self._judge(program)
+                if lasting and self._aliases is not None:
+                    self._aliases.put(name, _record(verdict))
+                if not lasting:
+                    return _given(verdict)
+            self._remember(raw, verdict)
+        return _given(verdict)
+
+    def close(self) -> None:
+        """Ends the helper process; a later call starts another."""
+        self._child.close()
+
+    def _judge(self, program: bytes) -> tuple[_Verdict, bool]:
+        """The verdict, and whether the same program would get it again."""
+        if self._library is not None:
+            try:
+                answer, _ = self._child.call({}, program, deadline_seconds=self._deadline_seconds)
+            except (ChildDied, ChildTimeout, OSError):
+                # Nothing about the program: a machine with more room or time may say otherwise.
+                return _scanned(program), False
+            facts = ProgramFacts.from_json(answer)
+            if facts is not None:
+                try:
+                    self._allow_list.check(facts.custom_calls)
+                except Bypass as bypass:
+                    return bypass, True
+                return facts, True
+        return _scanned(program), True
+
+    def _canonicaliser_identity(self) -> str:
+        if self._canonicaliser is None:
+            library = "none" if self._library is None else self._identities.sha256(self._library)
+            self._canonicaliser = f"form {FORM_VERSION} scan {SCAN_VERSION} jaxlib {library}"
+        return self._canonicaliser
+
+    def _aliased(self, name: str) -> _Verdict | None:
+        record = None if self._aliases is None else self._aliases.get(name)
+        return None if record is None else _verdict(record)
+
+    def _recall(self, raw: str) -> _Verdict | None:
+        with self._lock:
+            if raw in self._remembered:
+                self._remembered.move_to_end(raw)
+            return self._remembered.get(raw)
+
+    def _remember(self, raw: str, verdict: _Verdict) -> None:
+        with self._lock:
+            self._remembered[raw] = verdict
+            while len(self._remembered) > _MAX_REMEMBERED:
+                self._remembered.popitem(last=False)
+
+
+def _given(verdict: _Verdict) -> ProgramFacts:
+    if isinstance(verdict, Bypass):
+        # A raised exception carries its traceback, so each caller gets one of its own.
+        raise Bypass(verdict.reason, verdict.detail)
+    return verdict
+
+
+def _scanned(program: bytes) -> _Verdict:
+    try:
+        identity = scan(program)
+    except Bypass as bypass:
+        return bypass
+    return ProgramFacts(
+        identity=identity,
+        num_replicas=text_count(program, "mhlo.num_replicas"),
+        num_partitions=text_count(program, "mhlo.num_partitions"),
+        custom_calls=(),
+    )
+
+
+def _record(verdict: _Verdict) -> dict[str, Any]:
+    if isinstance(verdict, Bypass):
+        return {"bypass": verdict.reason, "detail": verdict.detail}
+    return {"facts": verdict.to_json()}
+
+
+def _verdict(record: Mapping[str, Any]) -> _Verdict | None:
+    reason, detail, facts = record.get("bypass"), record.get("detail"), record.get("facts")
+    if isinstance(reason, str) and isinstance(detail, str):
+        return Bypass(reason, detail)
+    return ProgramFacts.from_json(facts) if isinstance(facts, dict) else None
+
+
+def _jaxlib_library() -> Path | None:
+    """The library with jaxlib's MLIR, found without importing it."""
+    spec = importlib.util.find_spec("jaxlib")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        for name in _LIBRARIES:
+            if (library := Path(folder) / name).is_file():
+                return library
+    return None
+
+
+def _child_environ(environ: Mapping[str, str], memory_bytes: int) -> dict[str, str]:
+    """A small environment: no flag or variable of the job changes what the canonicaliser says."""
+    passed = {name: environ[name] for name in _PASSED_ON if name in environ}
+    root = str(Path(__file__).resolve().parents[2])
+    # Found by the child as it is here; site-packages stay where they are, since in front they would hide the stdlib.
+    if root not in (*site.getsitepackages(), site.getusersitepackages()):
+        passed["PYTHONPATH"] = os.pathsep.join(filter(None, (root, passed.get("PYTHONPATH"))))
+    return passed | {
+        "LC_ALL": "C.UTF-8",
+        "PYTHONSAFEPATH": "1",  # a module of the working directory's must not stand in for one of ours
+        MEMORY_VARIABLE: str(memory_bytes),
+    }
