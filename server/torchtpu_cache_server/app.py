@@ -167,9 +167,12 @@ class Dispatcher:
         self._trust.check(scope)
         if method not in _READING_METHODS and not (method == "POST" and _LOOKUP.fullmatch(path)):
             await edge.blocking(self._trust.check_writer, scope)
-        if method in _BLOB_METHODS and (match := _ENTRY.fullmatch(path)):
+        match = _ENTRY.fullmatch(path)
+        if match and method in _BLOB_METHODS:
             await self._entries(scope, receive, send, *match.groups())
             return
+        if match and method != "DELETE":
+            raise Refusal(405, ProblemKind.METHOD, "an entry has other methods", allow="DELETE, GET, HEAD, PUT")
         body = b""
         headers = scope["headers"]
         length = content_length(header(headers, b"content-length"))

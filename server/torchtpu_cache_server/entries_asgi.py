@@ -44,6 +44,7 @@ Send = Callable[[Any], Any]
 
 PIECE_BYTES: Final = 256 << 10
 _MAX_IGNORED_BYTES: Final = 16 << 20
+_SHORT_BYTES: Final = 1 << 20
 _WOULD_BLOCK: Final = frozenset({errno.EAGAIN, errno.EOPNOTSUPP, errno.EINVAL})
 """EAGAIN: not in the page cache. The others: a file system or kernel that cannot read without blocking."""
 
@@ -227,15 +228,19 @@ class _Body:
         A connection that is closed on bytes not yet read is reset, and a client may then lose the answer. One that
         waits for `100 Continue` has sent nothing and must not be asked for more.
         """
-        drains = not self._ended and not self._expects
-        if not self._ended and not any(name == b"connection" for name, _ in headers):
+        if not self._expects and self._left is not None and self._left <= _SHORT_BYTES:
+            await self._run_dry()  # costs less than a new connection
+        if self._ended:
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            await send({"type": "http.response.body", "body": content})
+            return
+        if not any(name == b"connection" for name, _ in headers):
             headers = [*headers, (b"connection", b"close")]
         await send({"type": "http.response.start", "status": status, "headers": headers})
-        if drains:
-            await send({"type": "http.response.body", "body": content, "more_body": True})
+        await send({"type": "http.response.body", "body": content, "more_body": True})
+        if not self._expects:
             await self._run_dry()
-            content = b""
-        await send({"type": "http.response.body", "body": content})
+        await send({"type": "http.response.body"})
 
     async def _run_dry(self) -> None:
         room = _MAX_IGNORED_BYTES

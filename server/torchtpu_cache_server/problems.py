@@ -56,7 +56,7 @@ _TITLES: Final = {
     413: "Too large",
     415: "Unknown coding",
     421: "Not for this host",
-    422: "Not an entry",
+    422: "Not what it should be",
     431: "Too many headers",
     500: "The service failed",
     503: "The service cannot answer now",
