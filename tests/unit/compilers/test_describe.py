@@ -48,7 +48,8 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Packages:
     for name in ("jaxlib", "libtpu", "pypjrt"):
         for module in [m for m in sys.modules if m == name or m.startswith(f"{name}.")]:
             monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setattr(sys, "path", [str(folder)])
+    installed = {path for path in sys.path if path.endswith("site-packages")}
+    monkeypatch.setattr(sys, "path", [str(folder), *(path for path in sys.path if path not in installed)])
     return Packages(folder)
 
 
