@@ -7,6 +7,7 @@ What counts as what, in one place (`_failure`): a miss is a 404 that this projec
 from __future__ import annotations
 
 import json
+import mmap
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -40,12 +41,18 @@ if TYPE_CHECKING:
     import ssl
 
 _PIECE_BYTES: Final = 256 << 10
+_LAZY_FROM_BYTES: Final = 1 << 20
 _MAX_PROBLEM_BYTES: Final = 64 << 10
 _MAX_JSON_BYTES: Final = 8 << 20
 _MAX_RETRY_AFTER_SECONDS: Final = 300.0
 _SECONDS: Final = re.compile(r"[0-9]{1,9}")
+_PROBLEM_HEADER: Final = "torchtpu-cache-problem"
+"""The kind of a problem of our service, also where there is no body to read it from."""
+
 _NOT_FOUND: Final = "not_found"
 _CORRUPT_REASONS: Final = frozenset(CorruptReason)
+_SAID_WITH_503: Final = frozenset({FailureKind.IO, FailureKind.TIMEOUT, FailureKind.SERVER_ERROR})
+"""What our service tells of its own storage; a 503 of anyone else means too many requests."""
 
 
 class RemoteStore(Store):
@@ -133,8 +140,7 @@ class RemoteStore(Store):
         with self._transport.exchange(Question("HEAD", wire.entry_path(self._namespace, key))) as answer:
             if answer.status == 200 and wire.MANIFEST_HEADER.lower() in answer.headers:
                 return True
-            # The answer to HEAD has no body to know our service by; its type has to do.
-            if answer.status == 404 and _content_type(answer) == wire.PROBLEM_CONTENT_TYPE:
+            if answer.status == 404 and answer.headers.get(_PROBLEM_HEADER) == _NOT_FOUND:
                 return False
             raise self._failure(answer, None)
 
@@ -199,11 +205,7 @@ class RemoteStore(Store):
             raise self._not_our_service("an answer that is no entry")
         if size > self._max_entry_bytes:
             raise EntryTooLarge(size, self._max_entry_bytes)
-        try:
-            # Zeroed lazily by the kernel: a length that the service only claims costs no memory.
-            buffer = memoryview(bytearray(size))
-        except MemoryError:
-            raise StoreUnavailable(f"no memory for an entry of {size:,} bytes", FailureKind.IO) from None
+        buffer = _lazy_buffer(size)
         verifier = Verifier(MAX_ENTRY_BYTES)
         try:
             for start in range(0, size, _PIECE_BYTES):
@@ -261,8 +263,9 @@ class RemoteStore(Store):
         status, where = answer.status, self._transport.endpoint.authority
         said = f" ({problem.detail})" if problem is not None and problem.detail else ""
         kind = "" if problem is None else problem.kind
-        if kind in _CORRUPT_REASONS:
-            return CorruptEntry(CorruptReason(kind), f"so says the remote {where}{said}")
+        if kind in _CORRUPT_REASONS or kind == FailureKind.CORRUPT:
+            reason = CorruptReason.DIGEST if kind == FailureKind.CORRUPT else CorruptReason(kind)
+            return CorruptEntry(reason, f"so says the remote {where}{said}")
         match status:
             case 401:
                 return StoreRefused(f"the remote {where} wants authentication{said}", FailureKind.UNAUTHORIZED)
@@ -274,10 +277,12 @@ class RemoteStore(Store):
                 return StoreUnavailable(f"the remote {where} gave up waiting{said}", FailureKind.TIMEOUT)
             case 413:
                 return EntryTooLarge(sent_bytes, None if problem is None else problem.limit_bytes)
+            case 503 if kind in _SAID_WITH_503:
+                message = f"the remote {where} cannot answer now{said}"
+                return StoreUnavailable(message, FailureKind(kind), _retry_after_seconds(answer))
             case 429 | 503:
-                return StoreUnavailable(
-                    f"the remote {where} asks for less{said}", FailureKind.THROTTLED, _retry_after_seconds(answer)
-                )
+                message = f"the remote {where} asks for less{said}"
+                return StoreUnavailable(message, FailureKind.THROTTLED, _retry_after_seconds(answer))
             case 507:
                 return StoreFull(f"the remote {where} is full{said}")
             case _ if status >= 500:
@@ -300,6 +305,16 @@ class RemoteStore(Store):
             return None
         problem = wire.Problem.from_json(body, answer.status)
         return problem if body.get("type") == problem.to_json()["type"] else None
+
+
+def _lazy_buffer(size_bytes: int) -> memoryview:
+    """Room for a body; of what a service only claims to send, no page is ever touched."""
+    if size_bytes < _LAZY_FROM_BYTES:
+        return memoryview(bytearray(size_bytes))
+    try:
+        return memoryview(mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    except (MemoryError, OSError) as error:
+        raise StoreUnavailable(f"no memory for an entry of {size_bytes:,} bytes", FailureKind.IO) from error
 
 
 def _is_miss(answer: Answer, problem: wire.Problem | None) -> bool:

@@ -98,18 +98,10 @@ class Transport:
         if not pool.slots.acquire(timeout=self._patience.answer_seconds):
             raise StoreUnavailable(f"all connections to {where} are in use", FailureKind.TIMEOUT)
         connection: Connection | None = None
+        answer: Answer | None = None
         try:
-            connection = self._idle_connection(pool)
-            try:
-                connection, answer = self._ask(pool, connection, question)
-            except BaseException:
-                connection = None
-                raise
+            connection, answer = self._ask(pool, self._idle_connection(pool), question)
             yield answer
-            if answer.reusable and not pool.closed and len(pool.idle) < _MAX_IDLE_CONNECTIONS:
-                connection.idle_since = self._clock.monotonic()
-                pool.idle.append(connection)
-                connection = None
         except TimeoutError:
             raise StoreUnavailable(f"the remote {where} did not answer in time", FailureKind.TIMEOUT) from None
         except OSError as error:
@@ -118,8 +110,16 @@ class Transport:
             ) from error
         finally:
             if connection is not None:
-                pool.discard(connection)
+                self._put_back(pool, connection, answer)
             pool.slots.release()
+
+    def _put_back(self, pool: _Pool, connection: Connection, answer: Answer | None) -> None:
+        """Keeps the connection if the answer was read to its end, whatever the caller made of it."""
+        if answer is None or not answer.reusable or pool.closed or len(pool.idle) >= _MAX_IDLE_CONNECTIONS:
+            pool.discard(connection)
+            return
+        connection.idle_since = self._clock.monotonic()
+        pool.idle.append(connection)
 
     def _own_pool(self) -> _Pool:
         pool = self._pool

@@ -40,6 +40,7 @@ def problem(
 ) -> bytes:
     """A problem document of our service."""
     said = wire.Problem(status, "A title", "One sentence.", kind, limit_bytes=limit_bytes, digest=digest)
+    headers = {"TorchTPU-Cache-Problem": kind} | headers
     return answer(status, json.dumps(said.to_json()).encode(), wire.PROBLEM_CONTENT_TYPE, **headers)
 
 

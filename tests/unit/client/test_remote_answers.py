@@ -217,7 +217,8 @@ def test_a_corrupt_entry_is_never_served(corruption) -> None:
         (hit(ENTRY, TorchTPU_Cache_Manifest="!"), CorruptReason.MANIFEST),
         (hit(ENTRY, TorchTPU_Cache_Manifest=manifest_of(OTHER).to_header()), CorruptReason.MANIFEST),
         (hit(ENTRY, TorchTPU_Cache_Manifest=manifest_of(rival_of(ENTRY)).to_header()), CorruptReason.MANIFEST),
-        (problem(500, "digest"), CorruptReason.DIGEST),
+        (problem(500, "corrupt"), CorruptReason.DIGEST),
+        (problem(422, "key"), CorruptReason.KEY),
     ],
 )
 def test_an_answer_about_something_else_is_corrupt(reply: bytes, reason: CorruptReason) -> None:
@@ -244,6 +245,8 @@ REFUSALS: list[tuple[bytes, type[StoreError], FailureKind]] = [
     (answer(408), StoreUnavailable, FailureKind.TIMEOUT),
     (answer(429, Retry_After="7"), StoreUnavailable, FailureKind.THROTTLED),
     (answer(503, FOREIGN_PAGE, "text/html"), StoreUnavailable, FailureKind.THROTTLED),
+    (problem(503, "throttled"), StoreUnavailable, FailureKind.THROTTLED),
+    (problem(503, "io"), StoreUnavailable, FailureKind.IO),
     (answer(500), StoreUnavailable, FailureKind.SERVER_ERROR),
     (answer(502, FOREIGN_PAGE, "text/html"), StoreUnavailable, FailureKind.SERVER_ERROR),
     (answer(599), StoreUnavailable, FailureKind.SERVER_ERROR),
@@ -273,7 +276,7 @@ def test_each_class_of_failure_has_its_kind(
     with remote_that_says(reply) as (store, _), pytest.raises(error) as caught:
         calls[method](store)
     # HEAD has no body that could say why.
-    if not (method == "contains" and kind is FailureKind.READ_ONLY):
+    if not (method == "contains" and kind in (FailureKind.READ_ONLY, FailureKind.IO)):
         assert caught.value.kind is kind
     assert ENTRY.key not in str(caught.value)
 
