@@ -60,11 +60,36 @@ def ensure_private_dir(path: Path) -> Path:
         raise StoreRefused(f"{path} is not a folder; move it away or choose another folder") from None
     except OSError as error:
         raise store_error(error, f"the folder {path} could not be made") from error
+    _refuse_unless_private(path, found, {os.geteuid()})
+    return path
+
+
+def check_private_dir(path: Path) -> None:
+    """Refuses to read from a folder that others may write to; a folder that is not there is fine.
+
+    One that belongs to root is fine too: an image may bring a cache along for users who cannot change it.
+
+    Raises:
+        StoreRefused: as `ensure_private_dir`, or it may not be looked at.
+        StoreError: any other failure to look at it.
+    """
+    try:
+        found = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise store_error(error, f"the folder {path} could not be looked at") from error
+    if not stat.S_ISLNK(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+        raise StoreRefused(f"{path} is not a folder; move it away or choose another folder")
+    _refuse_unless_private(path, found, {os.geteuid(), 0})
+
+
+def _refuse_unless_private(path: Path, found: os.stat_result, owners: set[int]) -> None:
     if stat.S_ISLNK(found.st_mode):
         raise StoreRefused(
             f"{path} is a symbolic link; choose the folder that it points to instead", FailureKind.FORBIDDEN
         )
-    if found.st_uid != os.geteuid():
+    if found.st_uid not in owners:
         raise StoreRefused(
             f"{path} belongs to user {found.st_uid}, not to you (user {os.geteuid()}); choose a folder of your own",
             FailureKind.FORBIDDEN,
@@ -74,7 +99,6 @@ def ensure_private_dir(path: Path) -> Path:
             f"other users may write to {path}, and so run code in your jobs; run: chmod go-w {path}",
             FailureKind.FORBIDDEN,
         )
-    return path
 
 
 def _user_dir(environ: Mapping[str, str], variable: str, below_home: Path, fallback: str) -> Path:

@@ -16,6 +16,17 @@ _NEVER: Final = frozenset(
     {errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOSYS, errno.EOPNOTSUPP}
 )
 _TIMEOUT: Final = frozenset({errno.ETIMEDOUT})
+_TRANSIENT: Final = frozenset({errno.ESTALE, errno.EBUSY, errno.ENOENT, errno.EAGAIN, errno.EEXIST})
+
+
+def is_full(error: OSError) -> bool:
+    """Whether removing something may help."""
+    return error.errno in _FULL
+
+
+def is_transient(error: OSError) -> bool:
+    """Whether the same call may succeed at once: what network file systems say of names that just changed."""
+    return error.errno in _TRANSIENT
 
 
 def store_error(error: OSError, doing: str) -> StoreError:

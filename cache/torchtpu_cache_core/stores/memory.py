@@ -13,6 +13,7 @@ from torchtpu_cache_core.errors import EntryTooLarge
 from torchtpu_cache_core.manifest import Attestation
 from torchtpu_cache_core.names import Key
 from torchtpu_cache_core.store import Capabilities, EntryInfo, PutOutcome, PutStatus, Store, Stored, StoreStats
+from torchtpu_cache_core.stores.immutable import immutable
 from torchtpu_cache_core.stores.listing import entry_info
 
 
@@ -58,7 +59,7 @@ class MemoryStore(Store):
         size = entry.size_bytes + entry.header.executable_bytes
         if size > self._limit_bytes:
             raise EntryTooLarge(size, self._limit_bytes)
-        entry = _unshared(entry)
+        entry = immutable(entry)
         with self._lock:
             there = self._held.get(entry.key)
             if there is not None:
@@ -108,10 +109,3 @@ class MemoryStore(Store):
         too_many = self._limit_entries is not None and len(self._held) > self._limit_entries
         # The newest stays: alone it is within the byte limit.
         return len(self._held) > 1 and (too_many or self._size_bytes > self._limit_bytes)
-
-
-def _unshared(entry: Entry) -> Entry:
-    """The entry over bytes that nobody can change: a copy, checked again, where its buffer is not `bytes`."""
-    if type(entry.buffer.obj) is bytes:
-        return entry
-    return Entry.parse(bytes(entry.buffer))

@@ -11,8 +11,8 @@ A test class per store, about ten lines:
         def raw_names(self, place): ...
 
 Further hooks are optional; a test that needs one that is not there, or a capability that the store does not declare,
-is skipped with a reason that begins with "capability:". docs/add-a-store.md tells the rest. pytest and hypothesis are imported here and nowhere
-else in the package.
+is skipped with a reason that begins with "capability:". docs/add-a-store.md tells the rest. pytest and hypothesis are
+imported here and in `store_model`, and nowhere else in the package.
 """
 
 from __future__ import annotations
@@ -350,15 +350,16 @@ class StoreSuite:
     @pytest.mark.parametrize("kind", [FailureKind.FULL, FailureKind.IO, FailureKind.FORBIDDEN])
     def test_a_failed_put_leaves_nothing(self, store: Store, place: Path, kind: FailureKind) -> None:
         store.put(_VICTIM)
-        names = sorted(self.raw_names(place))
+        names = set(self.raw_names(place))
         entry = entry_for("put in vain")
         with self.broken(kind):
             with pytest.raises(StoreError) as caught:
                 store.put(entry)
             assert caught.value.kind is kind
-        assert sorted(self.raw_names(place)) == names
+        # Nothing new; a full store may have dropped what it had to make room.
+        assert set(self.raw_names(place)) <= names
         assert store.get(entry.key) is None
-        assert store.stats().entries == 1
+        assert store.stats().entries <= 1
         assert store.put(entry).status is PutStatus.CREATED
 
     @pytest.mark.parametrize("kind", [FailureKind.IO, FailureKind.FORBIDDEN])

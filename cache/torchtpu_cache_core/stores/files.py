@@ -1,0 +1,69 @@
+"""The operating-system calls of the disk store, behind one object so that a test can make any of them fail."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+
+class Files:
+    """Each method is the call of its name and raises `OSError` as that does. Descriptors are not inherited."""
+
+    def open(self, path: Path, flags: int, mode: int = 0o600) -> int:
+        return os.open(path, flags | os.O_CLOEXEC, mode)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def read(self, fd: int, size_bytes: int) -> bytes:
+        return os.read(fd, size_bytes)
+
+    def write(self, fd: int, data: memoryview) -> int:
+        return os.write(fd, data)
+
+    def pwrite(self, fd: int, data: bytes, offset: int) -> int:
+        return os.pwrite(fd, data, offset)
+
+    def truncate(self, fd: int, size_bytes: int) -> None:
+        os.ftruncate(fd, size_bytes)
+
+    def fsync(self, fd: int) -> None:
+        os.fsync(fd)
+
+    def fstat(self, fd: int) -> os.stat_result:
+        return os.fstat(fd)
+
+    def lstat(self, path: Path) -> os.stat_result:
+        return os.lstat(path)
+
+    def statvfs(self, path: Path) -> os.statvfs_result:
+        return os.statvfs(path)
+
+    def scandir(self, path: Path) -> AbstractContextManager[Any]:
+        return os.scandir(path)
+
+    def mkdir(self, path: Path) -> None:
+        """With mode 0700."""
+        path.mkdir(mode=0o700)
+
+    def link(self, source: Path, target: Path) -> None:
+        os.link(source, target, follow_symlinks=False)
+
+    def rename(self, source: Path, target: Path) -> None:
+        os.rename(source, target)  # noqa: PTH104 - the call itself, for the fault layer
+
+    def unlink(self, path: Path) -> None:
+        os.unlink(path)  # noqa: PTH108 - the call itself, for the fault layer
+
+    def utime(self, fd: int, seconds: float) -> None:
+        """Sets both times of an open file."""
+        os.utime(fd, (seconds, seconds))
+
+    def flock(self, fd: int, operation: int) -> None:
+        fcntl.flock(fd, operation)
+
+
+FILES = Files()

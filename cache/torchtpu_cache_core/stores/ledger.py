@@ -1,0 +1,172 @@
+"""How much a disk store holds, per shard. Pure; `account` shares it among processes.
+
+| offset | bytes | what (integers little-endian) |
+|---|---|---|
+| 0 | 8 | magic `89 54 54 43 41 0d 0a 1a` |
+| 8 | 2 | version, now 1 |
+| 10 | 2 | zero |
+| 12 | 4 | number of inflation points in use |
+| 16 | 1024 | u32 per shard: entries |
+| 1040 | 1024 | u32 per shard: reservations |
+| 2064 | 1024 | u32 per shard: changes, modulo 2^32 |
+| 3088 | 2048 | u64 per shard: bytes of entries and leftovers |
+| 5136 | 2048 | u64 per shard: bytes reserved |
+| 7184 | 2048 | f64 per shard: when it was last scanned, 0 for never |
+| 9232 | 1024 | 64 pairs of f64: inflation points (`eviction.Inflation`) |
+| 10256 | 32 | SHA-256 of all bytes before |
+
+A writer that is killed leaves its reservation behind, and other tools may delete files. So the ledger is not the truth,
+but is corrected shard by shard: each put scans one shard whose last scan is old. A scan runs without a lock, and counts
+only if the shard's change counter stood still meanwhile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+from typing import Final, Self
+
+from torchtpu_cache_core.eviction import MAX_POINTS, Inflation
+from torchtpu_cache_core.stores.layout import SHARDS
+
+RESCAN_SECONDS: Final = 3600.0
+_MAGIC: Final = b"\x89TTCA\r\n\x1a"
+_VERSION: Final = 1
+_FORM: Final = struct.Struct(f"<8sHHI{SHARDS * 3}I{SHARDS * 2}Q{SHARDS}d{MAX_POINTS * 2}d")
+LEDGER_BYTES: Final = _FORM.size + 32
+
+
+@dataclass(frozen=True, slots=True)
+class ShardScan:
+    """What a scan of one shard found.
+
+    Args:
+        change: the shard's change counter as it stood before the scan.
+        reservations_live: some temporary file may belong to a living writer.
+    """
+
+    shard: int
+    change: int
+    entries: int
+    size_bytes: int
+    reservations_live: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """By how much the limits are passed; nothing is positive where they are kept."""
+
+    size_bytes: int
+    entries: int
+
+    def __bool__(self) -> bool:
+        return self.size_bytes > 0 or self.entries > 0
+
+
+class Ledger:
+    """Entries and bytes per shard, what writers have reserved, and L of the eviction. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.entries = [0] * SHARDS
+        self.reservations = [0] * SHARDS
+        self.changes = [0] * SHARDS
+        self.bytes = [0] * SHARDS
+        self.reserved_bytes = [0] * SHARDS
+        self.scanned_seconds = [0.0] * SHARDS
+        self.inflation = Inflation()
+
+    def total_entries(self) -> int:
+        """Entries and reservations; shards never scanned are taken to be like the others."""
+        return sum(self.entries) + sum(self.reservations) + self._unseen(self.entries)
+
+    def total_bytes(self) -> int:
+        """Bytes as the limit counts them: blocks of entries, leftovers, and what is being written."""
+        return sum(self.bytes) + sum(self.reserved_bytes) + self._unseen(self.bytes)
+
+    def _unseen(self, counts: list[int]) -> int:
+        unseen = self.scanned_seconds.count(0.0)
+        if not unseen:
+            return 0
+        seen = [n for n, entries, when in zip(counts, self.entries, self.scanned_seconds, strict=True) if when]
+        filled = [n for n in seen if n]
+        return unseen * sum(filled) // len(filled) if filled else 0
+
+    def excess(self, limit_bytes: int, limit_entries: int) -> Excess:
+        return Excess(self.total_bytes() - limit_bytes, self.total_entries() - limit_entries)
+
+    def reserve(self, shard: int, size_bytes: int) -> None:
+        self.reservations[shard] += 1
+        self.reserved_bytes[shard] += size_bytes
+        self._changed(shard)
+
+    def release(self, shard: int, size_bytes: int) -> None:
+        """Ends a reservation. One that a scan has written off meanwhile is not taken off twice."""
+        self.reservations[shard] = max(0, self.reservations[shard] - 1)
+        self.reserved_bytes[shard] = max(0, self.reserved_bytes[shard] - size_bytes)
+        self._changed(shard)
+
+    def add(self, shard: int, size_bytes: int) -> None:
+        self.entries[shard] += 1
+        self.bytes[shard] += size_bytes
+        self._changed(shard)
+
+    def remove(self, shard: int, size_bytes: int) -> None:
+        self.entries[shard] = max(0, self.entries[shard] - 1)
+        self.bytes[shard] = max(0, self.bytes[shard] - size_bytes)
+        self._changed(shard)
+
+    def due(self, shard: int, now_seconds: float) -> list[int]:
+        """The shards that a put into `shard` should scan first: that one if it never was, and one other."""
+        first = [shard] if self.scanned_seconds[shard] == 0.0 else []
+        oldest = min((s for s in range(SHARDS) if s not in first), key=self.scanned_seconds.__getitem__)
+        # A scan dated in the future comes from a clock that was set back.
+        is_due = not now_seconds - RESCAN_SECONDS < self.scanned_seconds[oldest] <= now_seconds + RESCAN_SECONDS
+        return [*first, oldest] if is_due else first
+
+    def accept(self, scan: ShardScan, now_seconds: float) -> bool:
+        """Takes over what a scan found, unless the shard changed meanwhile."""
+        shard = scan.shard
+        if scan.change != self.changes[shard]:
+            return False
+        self.entries[shard] = scan.entries
+        self.bytes[shard] = scan.size_bytes
+        if not scan.reservations_live:
+            self.reservations[shard] = 0
+            self.reserved_bytes[shard] = 0
+        self.scanned_seconds[shard] = now_seconds
+        return True
+
+    def _changed(self, shard: int) -> None:
+        self.changes[shard] = (self.changes[shard] + 1) % (1 << 32)
+
+    def to_bytes(self) -> bytes:
+        points = self.inflation.points
+        flat = [number for point in points for number in point] + [0.0] * (2 * (MAX_POINTS - len(points)))
+        body = _FORM.pack(
+            *(_MAGIC, _VERSION, 0, len(points)),
+            *self.entries,
+            *self.reservations,
+            *self.changes,
+            *self.bytes,
+            *self.reserved_bytes,
+            *self.scanned_seconds,
+            *flat,
+        )
+        return body + hashlib.sha256(body).digest()
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> Self | None:
+        """Reads `to_bytes` back; None for anything else."""
+        if len(raw) != LEDGER_BYTES or hashlib.sha256(raw[:-32]).digest() != raw[-32:]:
+            return None
+        magic, version, zero, points, *numbers = _FORM.unpack_from(raw)
+        if (magic, version, zero) != (_MAGIC, _VERSION, 0) or points > MAX_POINTS:
+            return None
+        ledger = cls()
+        columns = [numbers[i * SHARDS : (i + 1) * SHARDS] for i in range(6)]
+        ledger.entries, ledger.reservations, ledger.changes = columns[:3]
+        ledger.bytes, ledger.reserved_bytes, ledger.scanned_seconds = columns[3:]
+        flat = numbers[6 * SHARDS :]
+        ledger.inflation = Inflation(zip(flat[0 : 2 * points : 2], flat[1 : 2 * points : 2], strict=True))
+        return ledger

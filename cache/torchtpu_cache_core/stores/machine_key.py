@@ -1,0 +1,77 @@
+"""This machine's own key: what marks entries that were compiled here, and are trusted here only."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import Final
+
+from torchtpu_cache_core.errors import FailureKind, StoreRefused
+from torchtpu_cache_core.paths import ensure_private_dir
+from torchtpu_cache_core.stores.failures import translated
+
+MACHINE_KEY_BYTES: Final = 32
+_NAME: Final = "machine.key"
+
+
+def machine_key(root: Path) -> bytes:
+    """The 32 bytes in `<root>/machine.key`, made at the first call; all processes get the same ones.
+
+    A file of another length (a full disk, a loss of power) is replaced: what was marked with it loses its mark.
+
+    Raises:
+        StoreRefused: others may read the file, or it is not ours.
+        StoreError: it cannot be read or made.
+    """
+    path = root / _NAME
+    with translated("the machine's key could not be read or made"):
+        key = _read(path)
+        if key is None:
+            ensure_private_dir(root)
+            key = _made(path)
+        if len(key) != MACHINE_KEY_BYTES:
+            _write(path, replaces=True)
+            key = _read(path) or b""
+    if len(key) != MACHINE_KEY_BYTES:
+        raise StoreRefused(f"{path} changes while it is read; remove it")
+    return key
+
+
+def _made(path: Path) -> bytes:
+    with contextlib.suppress(FileExistsError):  # another process was quicker: its key counts
+        _write(path, replaces=False)
+    return _read(path) or b""
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise StoreRefused(
+                f"{path} must be a file that only you can read; remove it, and a new one is made", FailureKind.FORBIDDEN
+            )
+        return os.read(fd, MACHINE_KEY_BYTES + 1)
+    finally:
+        os.close(fd)
+
+
+def _write(path: Path, *, replaces: bool) -> None:
+    temp = path.with_name(f".{_NAME}-{secrets.token_hex(8)}")
+    fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, secrets.token_bytes(MACHINE_KEY_BYTES))
+        os.fsync(fd)
+        if replaces:
+            temp.replace(path)
+        else:
+            path.hardlink_to(temp)
+    finally:
+        os.close(fd)
+        temp.unlink(missing_ok=True)

@@ -1,0 +1,129 @@
+"""Reads entry files: whole and checked, or only their headers. Opens nothing but regular files, follows no links.
+
+Files are read, never mapped: another tool may cut a mapped file short, and the page that is gone then kills the
+process (SIGBUS). Entries are stored compressed, a few MB at most, and reading one costs less than its digest.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from torchtpu_cache_core.entry import MAX_ENTRY_BYTES, PREFIX, Entry, Frame, Header
+from torchtpu_cache_core.errors import CorruptEntry, CorruptReason, EntryTooLarge
+from torchtpu_cache_core.manifest import BLOCK_PREFIX, MAX_BLOCK_JSON_BYTES, Attestation
+from torchtpu_cache_core.names import Key, Namespace
+from torchtpu_cache_core.store import Stored
+from torchtpu_cache_core.stores.files import Files
+
+_MAX_FILE_BYTES: Final = MAX_ENTRY_BYTES + BLOCK_PREFIX.size + MAX_BLOCK_JSON_BYTES + 32
+_PEEK_BYTES: Final = 16 << 10
+_BLOCK_BYTES: Final = 4096
+_NOT_A_FILE: Final = frozenset({errno.ELOOP, errno.ENXIO, errno.ENODEV})  # a symbolic link, a socket, a device
+
+
+def charged_bytes(status: os.stat_result) -> int:
+    """What a file counts for: its blocks, and at least its size rounded up to one, for some file systems allocate
+    late or not at all."""
+    return max(status.st_blocks * 512, rounded_bytes(status.st_size))
+
+
+def rounded_bytes(size_bytes: int) -> int:
+    """What a file of this size will count for, before it is written."""
+    return -(-size_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFile:
+    """An open regular file and its status."""
+
+    fd: int
+    status: os.stat_result
+
+
+@contextmanager
+def opened(files: Files, path: Path) -> Iterator[OpenFile]:
+    """Opens a file of the store.
+
+    Raises:
+        CorruptEntry: it is no regular file.
+        OSError: as `open` does; FileNotFoundError where there is nothing.
+    """
+    try:
+        # Without O_NONBLOCK, opening a named pipe would wait for its writer.
+        fd = files.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        if error.errno in _NOT_A_FILE:
+            raise CorruptEntry(CorruptReason.MAGIC, "no regular file") from None
+        raise
+    try:
+        status = files.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise CorruptEntry(CorruptReason.MAGIC, "no regular file")
+        yield OpenFile(fd, status)
+    finally:
+        files.close(fd)
+
+
+def read_entry(files: Files, file: OpenFile, namespace: Namespace, key: Key) -> Stored:
+    """The whole entry of `key`, checked, with the attestation behind it.
+
+    Raises:
+        CorruptEntry: anything else is in the file.
+        OSError: it could not be read.
+    """
+    size = file.status.st_size
+    if size > _MAX_FILE_BYTES:
+        raise CorruptEntry(CorruptReason.LENGTH, "longer than any entry")
+    view = memoryview(_read(files, file.fd, size))
+    try:
+        frame = Frame.parse(view)
+    except EntryTooLarge as error:
+        raise CorruptEntry(CorruptReason.LENGTH, str(error)) from None
+    entry = Entry.parse(view[: frame.entry_bytes])
+    entry.check(key)
+    block = view[frame.entry_bytes :]
+    attestation = Attestation.from_block(block) if block else None
+    if attestation is not None and attestation.manifest is not None:
+        attestation.manifest.check(namespace, key, entry.digest)
+    return Stored(entry, attestation)
+
+
+def read_header(files: Files, file: OpenFile, key: Key) -> tuple[Header, Frame]:
+    """The header and lengths of the entry of `key`, checked on their own; the payload is not looked at.
+
+    Raises:
+        CorruptEntry, OSError: as `read_entry`.
+    """
+    head = _read(files, file.fd, min(_PEEK_BYTES, file.status.st_size))
+    try:
+        frame = Frame.parse(head)
+    except EntryTooLarge as error:
+        raise CorruptEntry(CorruptReason.LENGTH, str(error)) from None
+    if file.status.st_size < frame.entry_bytes:
+        raise CorruptEntry(CorruptReason.SHORT, "shorter than it declares")
+    if len(head) < frame.payload_offset:
+        head += _read(files, file.fd, frame.payload_offset - len(head))
+    header = Header.from_bytes(head[PREFIX.size : frame.payload_offset])
+    if header.key != key:
+        raise CorruptEntry(CorruptReason.KEY, "holds another key than its name says")
+    return header, frame
+
+
+def _read(files: Files, fd: int, size_bytes: int) -> bytes:
+    """Up to `size_bytes` from where the file stands; fewer only at its end."""
+    data = files.read(fd, size_bytes)
+    if len(data) == size_bytes:
+        return data
+    parts, got = [data], len(data)
+    while data and got < size_bytes:
+        data = files.read(fd, size_bytes - got)
+        parts.append(data)
+        got += len(data)
+    return b"".join(parts)
