@@ -114,17 +114,7 @@ class TpuCompiler(Compiler):
         question = [compiler, name, *(f"{variable}={value}" for variable, value in environment.variables)]
         parts = self._memo.get(question)
         if parts is None:
-            answer, _ = self._pool.call(
-                self._child_environ(environment),
-                f"{library} {compiler}",
-                {"op": "describe", "library": str(library), "topology": name},
-                deadline_seconds=_DESCRIBE_SECONDS,
-            )
-            if "refused" in answer:
-                raise refused(name, shorten(answer["refused"]))
-            if "error" in answer:
-                raise CompileError(f"libtpu could not describe {name}: {shorten(answer['error'])}")
-            parts = answer["parts"]
+            parts = self._describe(name, library, compiler, environment)
             self._memo.put(question, parts)
         return Target.of(name, {**parts, "compiler": compiler})
 
@@ -162,6 +152,22 @@ class TpuCompiler(Compiler):
 
     def close(self) -> None:
         self._pool.close()
+
+    def _describe(self, name: str, library: Path, compiler: str, environment: Environment) -> dict[str, str]:
+        answer, _ = self._pool.call(
+            self._child_environ(environment),
+            f"{library} {compiler}",
+            {"op": "describe", "library": str(library), "topology": name},
+            deadline_seconds=_DESCRIBE_SECONDS,
+        )
+        if "refused" in answer:
+            raise refused(name, shorten(answer["refused"]))
+        if "error" in answer:
+            raise CompileError(f"libtpu could not describe {name}: {shorten(answer['error'])}")
+        if mapped_sha256(answer["mapped"], self._identities) != compiler:
+            raise Bypass("target_unknown", f"{library} was replaced while it described {name}")
+        parts: dict[str, str] = answer["parts"]
+        return parts
 
     def _child_environ(self, environment: Environment) -> dict[str, str]:
         logging = {name: value for name, default in _LOGGING.items() if (value := self._environ.get(name, default))}

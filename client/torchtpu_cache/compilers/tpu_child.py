@@ -2,10 +2,10 @@
 
 libtpu has one set of flags and one library per process, so a child serves one of each. Requests and answers:
 
-- `{"op": "describe", "library": str, "topology": str}`: `{"parts": {str: str}}`, or `{"refused": str}` for a topology
-  that libtpu does not make.
+- `{"op": "describe", "library": str, "topology": str}`: `{"parts": {str: str}, "mapped": what mapped_file gives}`, or
+  `{"refused": str}` for a topology that libtpu does not make.
 - `{"op": "compile", "library": str, "topology": str, "options_bytes": int}`, payload options and program:
-  `{"compile_seconds": float, "platform_version": str, "mapped": what mapped_file gives}`, payload the raw PJRT bytes.
+  `{"compile_seconds": float, "platform_version": str, "mapped": as above}`, payload the raw PJRT bytes.
 - Any other failure: `{"error": str}`.
 """
 
@@ -63,7 +63,7 @@ def _describe(library: str, name: str) -> Answer:
         devices=topology.device_descriptions(),
         fingerprint=topology.fingerprint(),
     )
-    return {"parts": parts}, b""
+    return {"parts": parts, "mapped": _plugin(library)[1]}, b""
 
 
 def _compile(library: str, name: str, options: bytes, program: bytes) -> Answer:
