@@ -9,13 +9,21 @@ create until its manifest is in the index, so that no collector sees it without 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator
 from typing import Final
 
 from torchtpu_cache_core.clock import Clock
-from torchtpu_cache_core.entry import MAX_HEADER_BYTES, PREFIX, Frame, Header, Verifier, canonical_json
-from torchtpu_cache_core.errors import CorruptEntry, CorruptReason, StoreError, StoreRefused, StoreUnavailable
+from torchtpu_cache_core.entry import PREFIX, Frame, Header, Verifier, canonical_json
+from torchtpu_cache_core.errors import (
+    CorruptEntry,
+    CorruptReason,
+    EntryTooLarge,
+    StoreError,
+    StoreRefused,
+    StoreUnavailable,
+)
 from torchtpu_cache_core.manifest import MAX_MANIFEST_BYTES, Manifest
 from torchtpu_cache_core.names import Digest, Key, Namespace
 from torchtpu_cache_core.store import PutStatus
@@ -74,6 +82,7 @@ class Catalog:
         """The open entry of a key, or None.
 
         Raises:
+            CorruptEntry: what stood there was none; it is closed now.
             StoreError: the bucket could not say.
         """
         if self._index.complete:
@@ -102,10 +111,14 @@ class Catalog:
                 same = standing.manifest.digest == digest
                 return (PutStatus.SAME if same else PutStatus.CONFLICT), standing
             with self._blobs.hold(digest):
-                self._create_blob(digest, size_bytes, staged)
-                manifest = self._create_manifest(namespace, key, digest, size_bytes)
-                if self._bucket.head(staged.name) is None:
+                try:
                     self._create_blob(digest, size_bytes, staged)
+                    manifest = self._create_manifest(namespace, key, digest, size_bytes)
+                    if self._bucket.head(staged.name) is None:
+                        self._create_blob(digest, size_bytes, staged)
+                except StoreError:
+                    self._give_up_blob(digest)
+                    raise
                 record = Record.of(manifest, header, self._clock.time())
                 self._record(record)
         return PutStatus.CREATED, record
@@ -122,10 +135,20 @@ class Catalog:
             reason: for people, kept in the tombstone: `deleted`, `evicted` or `corrupt`.
         """
         with self._entries.hold((namespace, key)):
-            record = self._synchronised(namespace, key)
+            try:
+                record = self._synchronised(namespace, key)
+            except CorruptEntry:
+                return True  # it is closed now
             if record is not None:
                 self._close(record, reason)
         return record is not None
+
+    def blob_of(self, manifest: Manifest) -> OpenObject:
+        """The blob that a manifest names, open; CorruptEntry if there is none."""
+        blob = self._bucket.open(blob_name(manifest.digest))
+        if blob is None:
+            raise CorruptEntry(CorruptReason.SHORT, "the manifest names a blob that is not there")
+        return blob
 
     def verify(self, record: Record, blob: OpenObject) -> None:
         """Reads a whole blob and checks that it is the entry that its manifest names.
@@ -135,8 +158,6 @@ class Catalog:
             StoreError: it could not be read.
         """
         manifest = record.manifest
-        if blob.size_bytes != manifest.size_bytes:
-            raise CorruptEntry(CorruptReason.LENGTH, "the blob and its manifest differ in length")
         header, digest = _read_entry(blob)
         if digest != manifest.digest:
             raise CorruptEntry(CorruptReason.DIGEST, "the blob is not the one that its manifest names")
@@ -146,7 +167,10 @@ class Catalog:
     def condemn(self, record: Record, error: CorruptEntry) -> bool:
         """Closes an entry whose bytes are bad; False if it was closed or replaced meanwhile."""
         with self._entries.hold(record.name):
-            current = self._synchronised(*record.name)
+            try:
+                current = self._synchronised(*record.name)
+            except CorruptEntry:
+                return True
             if current is None or current.manifest != record.manifest:
                 return False
             _log.error("entry %s of %s is set aside: %s", record.manifest.key.short, record.manifest.namespace, error)
@@ -164,7 +188,7 @@ class Catalog:
 
     def synchronise(self, namespace: Namespace, key: Key) -> None:
         """Makes the index say of one key what the bucket says."""
-        with self._entries.hold((namespace, key)):
+        with self._entries.hold((namespace, key)), contextlib.suppress(CorruptEntry):
             self._synchronised(namespace, key, trust_index=False)
 
     def names(self) -> Iterator[EntryName]:
@@ -191,7 +215,11 @@ class Catalog:
         return max(highest_open, highest_dead), highest_open if is_open else None
 
     def _synchronised(self, namespace: Namespace, key: Key, *, trust_index: bool = True) -> Record | None:
-        """The open entry as the bucket has it, with the index brought in line. Under the entry's lock."""
+        """The open entry as the bucket has it, with the index brought in line. Under the entry's lock.
+
+        Raises:
+            CorruptEntry: it was none, and is closed now.
+        """
         known = None
         try:
             known = self._index.lookup(namespace, key)
@@ -200,62 +228,60 @@ class Catalog:
         if known is not None and trust_index and self._index.complete:
             return known
         number = self._generations(namespace, key)[1]
-        while number is not None:
-            if known is not None and known.manifest.generation == number and self._is_current(known):
-                return known
-            try:
-                record = self._load(namespace, key, number)
-            except CorruptEntry as error:
-                _log.error("generation %d of %s in %s is closed: %s", number, key.short, namespace, error)
-                self._bury(namespace, key, number, "corrupt")
-            else:
-                if record is not None:
-                    self._record(record)
-                    return record
-            number = self._generations(namespace, key)[1]
-        if known is not None:
-            self._forget(namespace, key)
-        return None
+        if number is None:
+            if known is not None:
+                self._forget(namespace, key)
+            return None
+        if known is not None and known.manifest.generation == number and self._is_current(known):
+            return known
+        try:
+            record = self._load(namespace, key, number)
+        except CorruptEntry as error:
+            _log.error("generation %d of %s in %s is closed: %s", number, key.short, namespace, error)
+            self._bury(namespace, key, number, "corrupt")
+            raise
+        self._record(record)
+        return record
 
     def _is_current(self, known: Record) -> bool:
         raw = self._bucket.read(manifest_name(*known.name, known.manifest.generation), MAX_MANIFEST_BYTES + 1)
         return raw == known.manifest.to_bytes()
 
-    def _load(self, namespace: Namespace, key: Key, number: int) -> Record | None:
-        """The record of a generation from its manifest and its blob's header; None if it vanished."""
+    def _load(self, namespace: Namespace, key: Key, number: int) -> Record:
+        """The record of a generation, from its manifest and its blob's header."""
         raw = self._bucket.read(manifest_name(namespace, key, number), MAX_MANIFEST_BYTES + 1)
-        if raw is None:
-            return None
-        manifest = Manifest.from_bytes(raw)
+        manifest = Manifest.from_bytes(raw or b"")
         if (manifest.namespace, manifest.key, manifest.generation) != (namespace, key, number):
             raise CorruptEntry(CorruptReason.MANIFEST, "the manifest speaks of another entry")
-        blob = self._bucket.open(blob_name(manifest.digest))
-        if blob is None:
-            raise CorruptEntry(CorruptReason.SHORT, "the manifest names a blob that is not there")
-        with blob:
+        with self.blob_of(manifest) as blob:
+            header = _read_header(blob)
             if blob.size_bytes != manifest.size_bytes:
                 raise CorruptEntry(CorruptReason.LENGTH, "the blob and its manifest differ in length")
-            frame = Frame.parse(blob.read_at(0, PREFIX.size))
-            header = Header.from_bytes(blob.read_at(PREFIX.size, min(frame.header_bytes, MAX_HEADER_BYTES)))
         if header.key != key:
             raise CorruptEntry(CorruptReason.KEY, "the blob holds another key")
         return Record.of(manifest, header, self._clock.time())
 
     def _standing(self, namespace: Namespace, key: Key) -> Record | None:
-        record = self._synchronised(namespace, key, trust_index=False)
+        try:
+            record = self._synchronised(namespace, key, trust_index=False)
+        except CorruptEntry:
+            return None
         if record is None:
             return None
-        blob = self._bucket.open(blob_name(record.manifest.digest))
         try:
-            if blob is None:
-                raise CorruptEntry(CorruptReason.SHORT, "the manifest names a blob that is not there")
-            with blob:
+            with self.blob_of(record.manifest) as blob:
                 self.verify(record, blob)
         except CorruptEntry as error:
             _log.error("entry %s of %s is set aside: %s", key.short, namespace, error)
             self._set_aside(record)
             return None
         return record
+
+    def _give_up_blob(self, digest: Digest) -> None:
+        """What cannot be removed now is collected when it is a day old."""
+        if self._bucket.capabilities.exclusive:
+            with contextlib.suppress(StoreError):
+                self._release_blob(digest, None)
 
     def _create_blob(self, digest: Digest, size_bytes: int, staged: Staged) -> None:
         """Under the blob's lock."""
@@ -347,8 +373,27 @@ class Catalog:
             self.doubt_index(error)
 
 
+def _read_header(blob: OpenObject) -> Header:
+    """The header of a blob of the right length; CorruptEntry if it has none."""
+    frame = _read_frame(blob)
+    return Header.from_bytes(blob.read_at(PREFIX.size, frame.header_bytes))
+
+
+def _read_frame(blob: OpenObject) -> Frame:
+    try:
+        frame = Frame.parse(blob.read_at(0, PREFIX.size))
+    except EntryTooLarge as error:
+        raise CorruptEntry(CorruptReason.LENGTH, str(error)) from None
+    if blob.size_bytes < frame.entry_bytes:
+        raise CorruptEntry(CorruptReason.SHORT, "ends before its trailer")
+    if blob.size_bytes > frame.entry_bytes:
+        raise CorruptEntry(CorruptReason.LENGTH, "longer than it declares")
+    return frame
+
+
 def _read_entry(blob: OpenObject) -> tuple[Header, Digest]:
     """Checks all of a blob; CorruptEntry if it is no entry, StoreError if it cannot be read."""
+    _read_frame(blob)
     verifier = Verifier()
     offset = 0
     while piece := blob.read_at(offset, _CHUNK_BYTES):

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 from torchtpu_cache_core.errors import CacheError, InvalidName, InvalidRequest
@@ -201,7 +201,7 @@ class _Body:
         self._edge.service.check_size(size_bytes)
         return digest, size_bytes
 
-    async def pieces(self) -> Any:
+    async def pieces(self) -> AsyncIterator[bytes]:
         """The body in pieces of about 256 KiB. Refusal (408) or ClientGone where it stops."""
         buffer = bytearray()
         while not self._ended:

@@ -132,7 +132,7 @@ class Service:
         """
         for _ in range(_MAX_TRIES):
             epoch = self._hot.epoch
-            record = self.catalog.find(namespace, key)
+            record = self.find(namespace, key)
             if record is None:
                 return None
             try:
@@ -147,9 +147,7 @@ class Service:
         raise StoreUnavailable("the entry changed again and again while it was read")
 
     def _open_verified(self, record: Record) -> OpenObject:
-        blob = self.bucket.open(blob_name(record.manifest.digest))
-        if blob is None:
-            raise CorruptEntry(CorruptReason.SHORT, "the manifest names a blob that is not there")
+        blob = self.catalog.blob_of(record.manifest)
         try:
             known = self._hot.get(record.name)
             if known != (record.manifest, blob.identity):
@@ -169,8 +167,12 @@ class Service:
         return condemned
 
     def find(self, namespace: Namespace, key: Key) -> Record | None:
-        """What is known of a key, without its bytes. StoreError as in `open`."""
-        return self.catalog.find(namespace, key)
+        """What is known of a key, without its bytes. Errors as in `open`."""
+        try:
+            return self.catalog.find(namespace, key)
+        except CorruptEntry:
+            self._condemned()
+            raise
 
     def lookup(self, namespace: Namespace, keys: Sequence[Key]) -> dict[Key, Found]:
         """Those of the keys that have entries. StoreError as in `open`."""
@@ -181,8 +183,9 @@ class Service:
             except StoreError as error:
                 self.catalog.doubt_index(error)
         for key in dict.fromkeys(keys):
-            if key not in records and (record := self.catalog.find(namespace, key)) is not None:
-                records[key] = record
+            with contextlib.suppress(CorruptEntry):  # it is closed now: a miss
+                if key not in records and (record := self.find(namespace, key)) is not None:
+                    records[key] = record
         return {
             key: Found(record.manifest.digest, record.manifest.size_bytes, record.compile_seconds)
             for key, record in records.items()
@@ -190,7 +193,10 @@ class Service:
 
     def standing(self, namespace: Namespace, key: Key) -> Manifest | None:
         """The manifest of the entry that a put of this key would meet; bad bytes are set aside first."""
-        if self.catalog.find(namespace, key) is None:
+        try:
+            if self.find(namespace, key) is None:
+                return None
+        except CorruptEntry:
             return None
         record = self.catalog.standing(namespace, key)
         if record is None:

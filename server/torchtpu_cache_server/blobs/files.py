@@ -14,22 +14,36 @@ import os
 import secrets
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from torchtpu_cache_core.errors import FailureKind, StoreError, StoreRefused, StoreUnavailable
 from torchtpu_cache_core.stores.failures import store_error, translated
+from torchtpu_cache_core.stores.files import Files
 from torchtpu_cache_server.blobs.bucket import Bucket, BucketCapabilities, ObjectInfo, OpenObject, Staged
 from torchtpu_cache_server.blobs.layout import BLOBS, PROBES, ObjectName
 
 _TEMPORARY: Final = ".writing-"
 _QUARANTINE: Final = "quarantine"
 _MAX_QUARANTINED: Final = 32
+_NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
+
+
+class BucketFiles(Files):
+    """`Files`, and the one call more that a bucket makes."""
+
+    def pread(self, fd: int, size_bytes: int, offset: int) -> bytes:
+        return os.pread(fd, size_bytes, offset)
+
+
+BUCKET_FILES: Final = BucketFiles()
 
 
 class _OpenFile(OpenObject):
-    def __init__(self, descriptor: int, status: os.stat_result) -> None:
+    def __init__(self, files: BucketFiles, descriptor: int, status: os.stat_result) -> None:
+        self._files = files
         self.descriptor: int | None = descriptor
         self.size_bytes = status.st_size
         self.identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
@@ -39,7 +53,7 @@ class _OpenFile(OpenObject):
             raise ValueError("read of a closed object")
         pieces = []
         with translated("an object could not be read"):
-            while size_bytes > 0 and (piece := os.pread(self.descriptor, size_bytes, offset)):
+            while size_bytes > 0 and (piece := self._files.pread(self.descriptor, size_bytes, offset)):
                 pieces.append(piece)
                 offset += len(piece)
                 size_bytes -= len(piece)
@@ -48,29 +62,30 @@ class _OpenFile(OpenObject):
     def close(self) -> None:
         descriptor, self.descriptor = self.descriptor, None
         if descriptor is not None:
-            os.close(descriptor)
+            self._files.close(descriptor)
 
 
 class _StagedFile(Staged):
-    def __init__(self, name: ObjectName, path: Path) -> None:
+    def __init__(self, files: Files, name: ObjectName, path: Path) -> None:
         self.name = name
         self.path = path
-        self.descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        self._files = files
+        self.descriptor = files.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
 
     def write(self, data: bytes | memoryview) -> None:
         view = memoryview(data)
         with translated("an object could not be written"):
             while view:
-                view = view[os.write(self.descriptor, view) :]
+                view = view[self._files.write(self.descriptor, view) :]
 
     def discard(self) -> None:
         if self.descriptor < 0:
             return
-        os.close(self.descriptor)
+        self._files.close(self.descriptor)
         self.descriptor = -1
         # What cannot be removed now is a leftover, which is collected by age.
         with contextlib.suppress(OSError):
-            self.path.unlink()
+            self._files.unlink(self.path)
 
 
 class FileBucket(Bucket):
@@ -83,8 +98,9 @@ class FileBucket(Bucket):
         StoreError: the folder cannot be made.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, files: BucketFiles = BUCKET_FILES) -> None:
         self._root = root
+        self._files = files
         # Tells our own temporary files from those of a process that died.
         self._token = secrets.token_hex(8)
         self._numbers = itertools.count()
@@ -107,23 +123,27 @@ class FileBucket(Bucket):
         path = self.path(name)
         with translated("an object could not be written"):
             self._make_folder(path.parent)
-            return _StagedFile(name, path.with_name(f"{_TEMPORARY}{self._token}-{next(self._numbers)}"))
+            return _StagedFile(self._files, name, path.with_name(f"{_TEMPORARY}{self._token}-{next(self._numbers)}"))
 
     def create(self, staged: Staged) -> bool:
         assert isinstance(staged, _StagedFile)
         path = self.path(staged.name)
         with translated("an object could not be written"):
-            os.fsync(staged.descriptor)
+            self._files.fsync(staged.descriptor)
             try:
-                os.link(staged.path, path, follow_symlinks=False)
+                self._files.link(staged.path, path)
             except FileExistsError:
                 return False
-            _sync_folder(path.parent)
+            except OSError as error:
+                if error.errno in _NO_LINKS:
+                    raise StoreRefused("the data folder must be on a file system with hard links") from error
+                raise
+            self._sync_folder(path.parent)
         return True
 
     def open(self, name: ObjectName) -> OpenObject | None:
         try:
-            descriptor = os.open(self.path(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            descriptor = self._files.open(self.path(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -132,16 +152,16 @@ class FileBucket(Bucket):
             raise store_error(error, "an object could not be opened") from error
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            os.close(descriptor)
+            self._files.close(descriptor)
             return None
-        return _OpenFile(descriptor, status)
+        return _OpenFile(self._files, descriptor, status)
 
     def url(self, name: ObjectName, lifetime_seconds: float) -> str | None:
         return None
 
     def head(self, name: ObjectName) -> ObjectInfo | None:
         try:
-            status = self.path(name).lstat()
+            status = self._files.lstat(self.path(name))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -149,21 +169,18 @@ class FileBucket(Bucket):
         return ObjectInfo(name, status.st_size, status.st_mtime) if stat.S_ISREG(status.st_mode) else None
 
     def refresh(self, name: ObjectName) -> bool:
-        if self.head(name) is None:
+        found = self.open(name)
+        if found is None or found.descriptor is None:
             return False
-        try:
-            os.utime(self.path(name), follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise store_error(error, "an object could not be refreshed") from error
+        with found, translated("an object could not be refreshed"):
+            self._files.utime(found.descriptor, time.time())
         return True
 
     def delete(self, name: ObjectName) -> bool:
         if self.head(name) is None:
             return False
         try:
-            self.path(name).unlink()
+            self._files.unlink(self.path(name))
         except FileNotFoundError:
             return False
         except OSError as error:
@@ -176,26 +193,26 @@ class FileBucket(Bucket):
         folder = self._root / _QUARANTINE
         with translated("a bad object could not be set aside"):
             self._make_folder(folder)
-            self.path(name).replace(folder / f"{name.replace('/', '_')}-{secrets.token_hex(4)}")
+            self._files.rename(self.path(name), folder / f"{name.replace('/', '_')}-{secrets.token_hex(4)}")
             kept = sorted(
                 (item for item in os.scandir(folder) if item.is_file(follow_symlinks=False)),
                 key=lambda item: item.stat(follow_symlinks=False).st_ctime_ns,
             )
             for item in kept[:-_MAX_QUARANTINED]:
-                os.unlink(item.path)  # noqa: PTH108 - scandir gives strings
+                self._files.unlink(Path(item.path))
         return True
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         if prefix.startswith(BLOBS):
-            for folder in _scan(self._root / BLOBS):
-                for item in _scan(Path(folder.path)):
+            for folder in self._scan(self._root / BLOBS):
+                for item in self._scan(Path(folder.path)):
                     if item.name[:2] == folder.name and (info := _info(BLOBS + item.name, item)):
                         yield info
             return
         yield from self._list(self._root / prefix, prefix)
 
     def _list(self, folder: Path, prefix: str) -> Iterator[ObjectInfo]:
-        for item in _scan(folder):
+        for item in self._scan(folder):
             if item.is_dir(follow_symlinks=False):
                 yield from self._list(Path(item.path), f"{prefix}{item.name}/")
             elif info := _info(prefix + item.name, item):
@@ -203,7 +220,7 @@ class FileBucket(Bucket):
 
     def free_bytes(self) -> int | None:
         with translated("the free space could not be read"):
-            status = os.statvfs(self._root)
+            status = self._files.statvfs(self._root)
         return status.f_bavail * status.f_frsize
 
     def collect_leftovers(self, before_seconds: float) -> int:
@@ -246,18 +263,25 @@ class FileBucket(Bucket):
             while not missing[-1].parent.is_dir():
                 missing.append(missing[-1].parent)
             for path in reversed(missing):
-                path.mkdir(mode=0o700, exist_ok=True)
-                _sync_folder(path.parent)
+                with contextlib.suppress(FileExistsError):  # another process of ours, long ago or just now
+                    self._files.mkdir(path)
+                self._sync_folder(path.parent)
 
+    def _scan(self, folder: Path) -> Iterator[os.DirEntry[str]]:
+        try:
+            with self._files.scandir(folder) as items:
+                yield from items
+        except (FileNotFoundError, NotADirectoryError):
+            return  # nothing was written there yet
+        except OSError as error:
+            raise store_error(error, "the bucket could not be listed") from error
 
-def _scan(folder: Path) -> Iterator[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as items:
-            yield from items
-    except (FileNotFoundError, NotADirectoryError):
-        return  # nothing was written there yet
-    except OSError as error:
-        raise store_error(error, "the bucket could not be listed") from error
+    def _sync_folder(self, folder: Path) -> None:
+        descriptor = self._files.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            self._files.fsync(descriptor)
+        finally:
+            self._files.close(descriptor)
 
 
 def _info(name: str, item: os.DirEntry[str]) -> ObjectInfo | None:
@@ -268,11 +292,3 @@ def _info(name: str, item: os.DirEntry[str]) -> ObjectInfo | None:
         return ObjectInfo(ObjectName(name), status.st_size, status.st_mtime)
     except (FileNotFoundError, ValueError):
         return None  # it vanished, or its name is none of ours
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
