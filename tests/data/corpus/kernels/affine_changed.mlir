@@ -1,0 +1,15 @@
+#loc1 = loc("x")
+module @jit_f attributes {mhlo.num_partitions = 1 : i32, mhlo.num_replicas = 1 : i32} {
+  func.func public @main(%arg0: tensor<8x128xf32> loc("x")) -> (tensor<8x128xf32> {jax.result_info = "result"}) {
+    %0 = stablehlo.custom_call @tpu_custom_call(%arg0) {backend_config = "{\22custom_call_config\22: {\22body\22: \22TUzvUgFNTElSMjMuMC4wZ2l0AAElCQEDBQcBAwkDEQsNDxETFRcZA6F9EQF3BwsTCw8LDw8PDw8TDxMLDzsLCwsLhQsLCwsPCw8LDxsTHwsPCw8bCxMfCw8LDxsLDwsPGyMLDwtTCxMFBWFNBwNZAREHGwcjDw8XCwI6BR8FGwMDCzUFHR1fYQUfHTc5HUVHHVVXEQkBHQM/AwNPex0DZwMDHR8FIREJLQMNIyUnKS0TLxMxAzN5BSMBAQUlDQ1hZmZpbmVfbWFwPChkMCwgZDEpIC0+IChkMCwgZDEpPgAFJwUpBSsFLREFAQUvHTs9BTEVFRUtBwcJIzcDAwtDEwEQAAAAEAUzHUlLBTUdA00tBwcJI0MFNwMDC1MTARAAAOAPBTkdWVsFOx0DXS0HBwkjTwU9HWNlBT8VGRktBwcJCR0DB2ttb3FzdQVBEQ8ABUMjCwkhAQAAAAEAAAACAAAAAAAAAAVFIwsBASN0cHUubWVtb3J5X3NwYWNlPHZtZW0+ACN0cHUuY29yZV90eXBlPHRjPgAjYXJpdGguZmFzdG1hdGg8bm9uZT4ACycFIQIEAQMXdwUhAgQBKwECBAECAgUFBwcBAQkE8QUBEQEbBwMBBQkRASEHAx07BQcBBwEDAw0FAwUDAw0FAwUFBg0DAwcBBQcDAw9BAwEHBg8DAwMLCwcPFwMDBQkNAwMRUQMBBwYRAwMDEQ0HERcDAwUPEwMDCQUDBQMDCQUDBQUGCQMDBwMXGQ8FCWkJFQMXGREAAQYDAQUBAJIGRxEpCRUNCQsTCQsRCx0TIyEdKS0NNw8ZIxcXFSMZHw8NCR0RYnVpbHRpbgBzdGFibGVfbW9zYWljAHRwdQBhcml0aABtb2R1bGUAYXJpdGguY29uc3RhbnQAdmVjdG9yLmxvYWQAdmVjdG9yLmJyb2FkY2FzdABmdW5jLmZ1bmMAYXJpdGgubXVsZgBhcml0aC5zdWJmAHRwdS52ZWN0b3Jfc3RvcmUAZnVuYy5yZXR1cm4AYWZmaW5lAC9ob21lL2FkYS9tb2RlbC9jaGFuZ2VkLnB5AHZhbHVlAHN0YWJsZV9tb3NhaWMudmVyc2lvbgBkaW1lbnNpb25fc2VtYW50aWNzAGZ1bmN0aW9uX3R5cGUAc2NhbGFyX3ByZWZldGNoAHNjcmF0Y2hfb3BlcmFuZHMAc3ltX25hbWUAdHB1LmNvcmVfdHlwZQBnZXQ6AGdldC9nZXQAbXVsOgBtdWwAZmFzdG1hdGgAc3ViOgBzdWIAc3dhcDoAc3dhcC9zd2FwAGFkZABvcGVyYW5kU2VnbWVudFNpemVzAHN0cmlkZXMA\22, \22serialization_format\22: 1, \22needs_layout_passes\22: true}}", kernel_name = "affine", mhlo.frontend_attributes = {kernel_metadata = "{}"}, operand_layouts = [dense<[1, 0]> : tensor<2xindex>], result_layouts = [dense<[1, 0]> : tensor<2xindex>]} : (tensor<8x128xf32>) -> tensor<8x128xf32> loc(#loc8)
+    return %0 : tensor<8x128xf32> loc(#loc7)
+  } loc(#loc)
+} loc(#loc)
+#loc = loc(unknown)
+#loc2 = loc("/home/ada/model/changed.py":6:11 to :91)
+#loc3 = loc("/home/ada/model/changed.py":8:29 to :83)
+#loc4 = loc("f"(#loc2))
+#loc5 = loc("<module>"(#loc3))
+#loc6 = loc(callsite(#loc4 at #loc5))
+#loc7 = loc("jit(f)"(#loc5))
+#loc8 = loc("jit(f)/pallas_call"(#loc6))

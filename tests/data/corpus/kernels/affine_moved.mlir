@@ -1,0 +1,15 @@
+#loc1 = loc("x")
+module @jit_f attributes {mhlo.num_partitions = 1 : i32, mhlo.num_replicas = 1 : i32} {
+  func.func public @main(%arg0: tensor<8x128xf32> loc("x")) -> (tensor<8x128xf32> {jax.result_info = "result"}) {
+    %0 = stablehlo.custom_call @tpu_custom_call(%arg0) {backend_config = "{\22custom_call_config\22: {\22body\22: \22TUzvUgFNTElSMjMuMC4wZ2l0AAElCQEDBQcBAwkDEQsNDxETFRcZA597EQF1BwsTCw8LDw8PDw8TCw8TCw87CwsLC4ULCwsLDwsPCw8bEx8LDwsPGwsTHwsPDxsLDwsPGyMPC1MLEwUFYU0HA1kBEQcbByMPDxcLAjIFHwUbAwMLNwUdHV9hBR8dOTsdR0kdV1kRCQEdA0EDA1F5BSEdA2cDAx8hBSMRCS0DDSUnKSsvEzETMwM1dwUlAQEFJw0NYWZmaW5lX21hcDwoZDAsIGQxKSAtPiAoZDAsIGQxKT4ABSkFKwUtBS8RBQEFMR09PwUzFRUVLQcHHSM3AwMLRRMBEAAAABAFNR1LTQU3HQNPLQcHHSNDBTkDAwtVEwEQAADgDwU7HRlbHQNdLQcHHSNPBT0dY2UFPxUbGy0HBx0JHQMHGWttb3FzEQ8ABUEjCwkhAQAAAAEAAAACAAAAAAAAAAVDIwsBASN0cHUubWVtb3J5X3NwYWNlPHZtZW0+ACN0cHUuY29yZV90eXBlPHRjPgAjYXJpdGguZmFzdG1hdGg8bm9uZT4ACycFIQIEAQMXdQUhAgQBLQECBAECAgUFBwcBAQkE8QUBEQEdBwMBBQkRASMHAx07BQcBBwEDAw0FAwUDAw0FAwUFBg0DAwcBBQcDAw9DAwEHBg8DAwMLCwcPFwMDBQkNAwMRUwMBBwYRAwMDEQ0HERcDAwUPEwMDCQUDBQMDCQUDBQUGCQMDBwMXGQ8FCWkJFQMXGREAAQYDAQUBAJ4GRREpFQ0LEwkLEQsdEyMhHSktCQ1HDxkjFxcVIxkfDw0JHRFidWlsdGluAHN0YWJsZV9tb3NhaWMAdHB1AGFyaXRoAG1vZHVsZQBhcml0aC5jb25zdGFudAB2ZWN0b3IubG9hZAB2ZWN0b3IuYnJvYWRjYXN0AGZ1bmMuZnVuYwBhcml0aC5tdWxmAGFyaXRoLmFkZGYAdHB1LnZlY3Rvcl9zdG9yZQBmdW5jLnJldHVybgBhZmZpbmUAL3Nydi9jaGVja291dC9kZWVwL21vZGVsL2tlcm5lbC5weQB2YWx1ZQBhZGQAc3RhYmxlX21vc2FpYy52ZXJzaW9uAGRpbWVuc2lvbl9zZW1hbnRpY3MAZnVuY3Rpb25fdHlwZQBzY2FsYXJfcHJlZmV0Y2gAc2NyYXRjaF9vcGVyYW5kcwBzeW1fbmFtZQB0cHUuY29yZV90eXBlAGdldDoAZ2V0L2dldABtdWw6AG11bABmYXN0bWF0aABhZGQ6AHN3YXA6AHN3YXAvc3dhcABvcGVyYW5kU2VnbWVudFNpemVzAHN0cmlkZXMA\22, \22serialization_format\22: 1, \22needs_layout_passes\22: true}}", kernel_name = "affine", mhlo.frontend_attributes = {kernel_metadata = "{}"}, operand_layouts = [dense<[1, 0]> : tensor<2xindex>], result_layouts = [dense<[1, 0]> : tensor<2xindex>]} : (tensor<8x128xf32>) -> tensor<8x128xf32> loc(#loc8)
+    return %0 : tensor<8x128xf32> loc(#loc7)
+  } loc(#loc)
+} loc(#loc)
+#loc = loc(unknown)
+#loc2 = loc("/srv/checkout/deep/model/kernel.py":16:11 to :91)
+#loc3 = loc("/srv/checkout/deep/model/kernel.py":18:29 to :83)
+#loc4 = loc("f"(#loc2))
+#loc5 = loc("<module>"(#loc3))
+#loc6 = loc(callsite(#loc4 at #loc5))
+#loc7 = loc("jit(f)"(#loc5))
+#loc8 = loc("jit(f)/pallas_call"(#loc6))
