@@ -84,8 +84,9 @@ class CpuCompiler(Compiler):
         found = jaxlib_cpu.installation()
         answer, executable = self._pool.call(
             child_environ(self._environ, request.environment, {}),
-            dict(request.target.parts).get("compiler", ""),
+            f"{found.library} {dict(request.target.parts).get('compiler', '')}",
             {
+                "library": str(found.library),
                 "device_count": _device_count(request.options, request.environment),
                 "options_bytes": len(request.options),
             },
@@ -139,7 +140,7 @@ class CpuCompiler(Compiler):
         if here.parts != request.target.parts:
             differing = sorted({name for name, _ in set(here.parts) ^ set(request.target.parts)})
             raise LoadError(f"this process is another target: {', '.join(differing)} differ", blames_entry=False)
-        if mapped_sha256(mapped_file(jaxlib_cpu.is_library), self._identities) != here.compiler:
+        if mapped_sha256(mapped_file(jaxlib_cpu.installation().library), self._identities) != here.compiler:
             raise LoadError("this process runs another jaxlib than the one installed now", blames_entry=False)
 
     def _client(self, xla_client: Any, count: int) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from torchtpu_cache.compilers.base import ArrayShape, Loaded
-from torchtpu_cache.compilers.jaxlib_cpu import INSTALL_HINT
+from torchtpu_cache.compilers.jaxlib_cpu import INSTALL_HINT, initialise_kernels
 from torchtpu_cache_core.errors import CompilerMissing
 
 if TYPE_CHECKING:
@@ -59,9 +59,11 @@ class CpuLoaded(Loaded):
         PartitionSpec: Any = jax.sharding.PartitionSpec
         devices = numpy.array(self._executable.local_devices(), dtype=object)
         everywhere = jax.sharding.NamedSharding(jax.sharding.Mesh(devices, ("device",)), PartitionSpec())
-        # Without 64-bit types jax would narrow arrays on their way in.
+        initialise_kernels()
+        # Without 64-bit types jax would narrow arrays on their way in. Without copies a program that reuses an input's
+        # memory would write into the caller's.
         with jax.enable_x64(True):
-            placed = [jax.device_put(array, everywhere) for array in inputs]
+            placed = [jax.device_put(array, everywhere, may_alias=False) for array in inputs]
             results = self._executable.execute_sharded(placed).disassemble_into_single_device_arrays()
             return [numpy.asarray(per_device[0]) for per_device in results]
 

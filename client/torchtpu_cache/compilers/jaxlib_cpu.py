@@ -30,7 +30,8 @@ _VERSION_LINES: Final = (
 def installation() -> Installation:
     """Where jaxlib keeps XLA, found without importing it.
 
-    XLA is by far the largest library of the package: `libjax_common.so` now, `xla_extension.so` in older releases.
+    XLA is by far the largest library of the package: `libjax_common.so` now, `xla_extension.so` in older releases. A
+    wrong guess shows when the compiling process has another file mapped.
     The version is read from the package's own source, because the metadata beside it can be stale.
 
     Raises:
@@ -40,15 +41,11 @@ def installation() -> Installation:
     if spec is None or spec.origin is None:
         raise CompilerMissing(f"jaxlib is not installed here; run: {INSTALL_HINT}")
     folder = Path(spec.origin).parent
-    libraries = [path for path in folder.iterdir() if is_library(path)]
+    libraries = [path for path in folder.iterdir() if path.suffix == ".so"]
     if not libraries:
         raise CompilerMissing(f"the jaxlib in {folder} holds no library; run: {INSTALL_HINT}")
-    return Installation(max(libraries, key=lambda path: path.stat().st_size), _version(folder / "version.py"))
-
-
-def is_library(path: Path) -> bool:
-    """Whether `path` may be the file of jaxlib that holds XLA."""
-    return path.parent.name == "jaxlib" and path.suffix == ".so"
+    library = max(libraries, key=lambda path: path.stat().st_size)
+    return Installation(library.resolve(), _version(folder / "version.py"))
 
 
 def _version(source: Path) -> str:
@@ -70,15 +67,21 @@ def import_jaxlib() -> Any:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     try:
         from jaxlib import cpu_sparse, lapack, xla_client
-        from jaxlib.cpu import _lapack
     except ImportError as error:
         raise CompilerMissing(f"jaxlib cannot be imported here ({error}); run: {INSTALL_HINT}") from None
     for module in (lapack, cpu_sparse):
         for platform, targets in module.registrations().items():
             for name, function, api_version in targets:
                 xla_client.register_custom_call_target(name, function, platform=platform, api_version=api_version)
-    _lapack.initialize()
     return xla_client
+
+
+@functools.cache
+def initialise_kernels() -> None:
+    """Finds the LAPACK that the registered kernels call; needed before a run. It imports scipy, so not before."""
+    from jaxlib.cpu import _lapack
+
+    _lapack.initialize()
 
 
 def parse_options(xla_client: Any, serialised: bytes) -> Any:

@@ -6,7 +6,6 @@ it; the parent hashes the path, and believes the digest only while the path stil
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,30 +15,21 @@ if TYPE_CHECKING:
     from torchtpu_cache_core.identity import FileIdentities
 
 
-def mapped_file(is_wanted: Callable[[Path], bool]) -> dict[str, Any] | None:
-    """The largest wanted file that this process has mapped, as path and `stat` signature.
+def mapped_file(library: Path) -> dict[str, Any] | None:
+    """Path and `stat` signature of `library`, if this process has it mapped; ask right after loading it.
 
-    None where it was replaced since: the kernel then marks its path as deleted. Ask right after loading it. The
+    None where another file was loaded, or the file was replaced since: the kernel then marks its path as deleted. The
     device and inode in the kernel's list are not used: over an overlay file system they differ from those of `stat`.
     """
-    paths: set[str] = set()
-    with open("/proc/self/maps") as maps:
-        for line in maps:
-            fields = line.rstrip("\n").split(maxsplit=5)
-            if len(fields) == 6 and fields[5].startswith("/"):
-                paths.add(fields[5])
-    wanted = [path for path in paths if is_wanted(Path(path.removesuffix(" (deleted)")))]
-    signatures: list[tuple[int, str, list[int]]] = []
-    for path in wanted:
-        try:
-            signature = file_signature(path)
-        except OSError:  # deleted, or its folder was
-            return None
-        signatures.append((signature[2], path, signature))
-    if not signatures:
+    path = str(library.resolve())
+    try:
+        signature = file_signature(path)
+    except OSError:
         return None
-    _, path, signature = max(signatures)
-    return {"path": path, "stat": signature}
+    # Read after `stat`, so that a file replaced in between shows as deleted.
+    with open("/proc/self/maps") as maps:
+        is_mapped = any(line.rstrip("\n").split(maxsplit=5)[5:] == [path] for line in maps)
+    return {"path": path, "stat": signature} if is_mapped else None
 
 
 def mapped_sha256(mapped: object, identities: FileIdentities) -> str:

@@ -5,7 +5,6 @@ libtpu is never loaded into this process: it takes a lock, writes logs, and ends
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -56,30 +55,44 @@ _MAX_PRODUCER_CHARS: Final = 256
 
 
 def installation(environ: Mapping[str, str] | None = None) -> Installation:
-    """Where libtpu lies: `TPU_LIBRARY_PATH`, else the libtpu package, found without importing it.
+    """Where libtpu lies, and the package's version, which is for people only; empty for a library named by a variable.
 
-    Importing it would set `TPU_LIBRARY_PATH` for the whole process. The version is the package's, for people only;
-    it is empty for a library that the variable names.
+    Raises:
+        CompilerMissing: as `find_library`.
+    """
+    import importlib.metadata  # late: the parts that it imports cost more than a warm look-up
+
+    library, is_package = _find(os.environ if environ is None else environ)
+    try:
+        version = importlib.metadata.version("libtpu") if is_package else ""
+    except importlib.metadata.PackageNotFoundError:
+        version = ""
+    return Installation(library, version)
+
+
+def find_library(environ: Mapping[str, str]) -> Path:
+    """libtpu's file: what `TPU_LIBRARY_PATH` names, else the libtpu package's, found without importing it.
+
+    Importing the package would set the variable for the whole process.
 
     Raises:
         CompilerMissing: no libtpu here, or no pypjrt to drive it.
     """
-    environ = os.environ if environ is None else environ
+    return _find(environ)[0]
+
+
+def _find(environ: Mapping[str, str]) -> tuple[Path, bool]:
     if find_spec("pypjrt") is None:
         raise CompilerMissing(f"pypjrt, which drives libtpu, is not installed here; run: {_INSTALL_HINT}")
     if named := environ.get("TPU_LIBRARY_PATH"):
         if not Path(named).is_file():
             raise CompilerMissing(f"TPU_LIBRARY_PATH names {named}, which is no file; correct it or unset it")
-        return Installation(Path(named).resolve(), "")
+        return Path(named).resolve(), False
     spec = find_spec("libtpu")
     library = Path(spec.origin).with_name("libtpu.so") if spec is not None and spec.origin is not None else None
     if library is None or not library.is_file():
         raise CompilerMissing(f"libtpu, the TPU compiler, is not installed here; run: {_INSTALL_HINT}")
-    try:
-        version = importlib.metadata.version("libtpu")
-    except importlib.metadata.PackageNotFoundError:
-        version = ""
-    return Installation(library.resolve(), version)
+    return library.resolve(), True
 
 
 class TpuCompiler(Compiler):
@@ -108,7 +121,7 @@ class TpuCompiler(Compiler):
                 "flags_unreadable",
                 "a compile by topology does not see flags on the command line; set LIBTPU_INIT_ARGS instead",
             )
-        library = installation(self._environ).library
+        library = find_library(self._environ)
         compiler = self._identities.sha256(library)
         # A variable of libtpu may change what a name stands for, so the environment is a part of the question.
         question = [compiler, name, *(f"{variable}={value}" for variable, value in environment.variables)]
@@ -121,7 +134,7 @@ class TpuCompiler(Compiler):
     def compile(self, request: Request, *, progress: Progress | None = None) -> Compiled:
         name = check_topology_name(request.target.name)
         check_options(request.options)
-        library = installation(self._environ).library
+        library = find_library(self._environ)
         answer, executable = self._pool.call(
             self._child_environ(request.environment),
             f"{library} {dict(request.target.parts).get('compiler', '')}",

@@ -37,7 +37,7 @@ def _plugin(library: str) -> tuple[Any, dict[str, Any] | None]:
 
     plugin = Plugin(library)
     # Kept from the moment of loading: a path that is looked up later may lead to another file.
-    mapped = mapped_file(Path(library).resolve().__eq__)
+    mapped = mapped_file(Path(library))
     plugin.initialize()
     return plugin, mapped
 

@@ -164,7 +164,7 @@ def test_a_named_library_goes_before_the_package(packages: Packages, tmp_path: P
     packages.add("libtpu", libtpu__so=b"libtpu")
     mine = tmp_path / "mine.so"
     mine.write_bytes(b"mine")
-    assert installation({"TPU_LIBRARY_PATH": str(mine)}).library == mine
+    assert installation({"TPU_LIBRARY_PATH": str(mine)}).library == mine.resolve()
     assert installation({}).library == packages.folder / "libtpu" / "libtpu.so"
     with pytest.raises(CompilerMissing, match="which is no file"):
         installation({"TPU_LIBRARY_PATH": str(tmp_path / "absent.so")})
