@@ -44,6 +44,7 @@ _PIECE_BYTES: Final = 256 << 10
 _LAZY_FROM_BYTES: Final = 1 << 20
 _MAX_PROBLEM_BYTES: Final = 64 << 10
 _MAX_JSON_BYTES: Final = 8 << 20
+_MAX_CURSOR: Final = 1000
 _MAX_RETRY_AFTER_SECONDS: Final = 300.0
 _SECONDS: Final = re.compile(r"[0-9]{1,9}")
 _PROBLEM_HEADER: Final = "torchtpu-cache-problem"
@@ -164,17 +165,26 @@ class RemoteStore(Store):
             except (InvalidName, InvalidRequest) as error:
                 raise self._not_our_service("a page that cannot be read") from error
             yield from page.entries
-            # A cursor that stands still would make the listing endless.
-            if page.cursor is None or page.cursor == cursor:
+            # A page without entries, or a cursor that stands still, would make the listing endless.
+            if page.cursor is None or page.cursor == cursor or not page.entries:
                 return
+            if len(page.cursor) > _MAX_CURSOR:
+                raise self._not_our_service("a page that cannot be read")
             cursor = page.cursor
 
     def stats(self) -> StoreStats:
-        entries = size_bytes = 0
-        for info in self.iterate():
-            entries += 1
-            size_bytes += info.size_bytes
-        return StoreStats(entries=entries, size_bytes=size_bytes)
+        """Of this namespace; the limits are those of the whole service."""
+        match self._ask_json(Question("GET", f"/v1/{self._namespace}/stats")):
+            case {
+                "entries": int(entries),
+                "size_bytes": int(size_bytes),
+                "limit_bytes": int() | None as limit_bytes,
+                "limit_entries": int() | None as limit_entries,
+            }:
+                return StoreStats(
+                    entries=entries, size_bytes=size_bytes, limit_bytes=limit_bytes, limit_entries=limit_entries
+                )
+        raise self._not_our_service("counts that cannot be read")
 
     def lookup(self, keys: Sequence[Key]) -> dict[Key, wire.Found]:
         """What the service has of `keys`, asked 1,000 at a time; absent keys are misses. StoreError as in `get`."""

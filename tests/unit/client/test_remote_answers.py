@@ -24,7 +24,7 @@ from torchtpu_cache_core.errors import (
     StoreUnavailable,
 )
 from torchtpu_cache_core.names import DEFAULT_NAMESPACE
-from torchtpu_cache_core.store import EntryInfo, PutStatus
+from torchtpu_cache_core.store import EntryInfo, PutStatus, StoreStats
 from torchtpu_cache_core.testing.clock import ManualClock
 from torchtpu_cache_core.testing.entries import corruptions, entry_for, key_for, rival_of
 
@@ -378,6 +378,24 @@ def test_a_cursor_that_stands_still_ends_the_listing() -> None:
     assert len(seen) == 2
 
 
+def test_an_empty_page_ends_the_listing() -> None:
+    with remote_that_says(page("one"), page("two")) as (store, seen):
+        assert list(store.iterate()) == []
+    assert len(seen) == 1
+
+
+def test_a_cursor_without_end_is_refused() -> None:
+    with remote_that_says(page("x" * 2000, "one")) as (store, _), pytest.raises(StoreRefused):
+        list(store.iterate())
+
+
+def test_stats_are_the_services() -> None:
+    counts = {"entries": 3, "size_bytes": 40, "limit_bytes": 500, "limit_entries": None}
+    with remote_that_says(answer(200, json.dumps(counts).encode(), "application/json")) as (store, seen):
+        assert store.stats() == StoreStats(entries=3, size_bytes=40, limit_bytes=500)
+    assert seen[0][0] == "GET /v1/default/stats HTTP/1.1"
+
+
 def found(*names: str) -> bytes:
     value = wire.Found(ENTRY.digest, 10, 1.5)
     body = wire.lookup_response({key_for(name): value for name in names})
@@ -397,7 +415,7 @@ def test_a_look_up_asks_a_thousand_keys_at_a_time_and_takes_no_others() -> None:
 )
 def test_json_that_is_not_ours_is_refused(body: bytes) -> None:
     with remote_that_says(answer(200, body, "application/json")) as (store, _):
-        for call in (lambda: store.lookup([ENTRY.key]), store.ping, lambda: list(store.iterate())):
+        for call in (lambda: store.lookup([ENTRY.key]), store.ping, store.stats, lambda: list(store.iterate())):
             with pytest.raises(StoreRefused) as caught:
                 call()
             assert caught.value.kind is FailureKind.PROTOCOL
