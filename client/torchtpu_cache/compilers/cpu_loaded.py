@@ -60,10 +60,9 @@ class CpuLoaded(Loaded):
         devices = numpy.array(self._executable.local_devices(), dtype=object)
         everywhere = jax.sharding.NamedSharding(jax.sharding.Mesh(devices, ("device",)), PartitionSpec())
         initialise_kernels()
-        # Without 64-bit types jax would narrow arrays on their way in. Without copies a program that reuses an input's
-        # memory would write into the caller's.
+        # Without 64-bit types jax would narrow arrays on their way in.
         with jax.enable_x64(True):
-            placed = [jax.device_put(array, everywhere, may_alias=False) for array in inputs]
+            placed = [jax.device_put(array, everywhere) for array in inputs]
             results = self._executable.execute_sharded(placed).disassemble_into_single_device_arrays()
             return [numpy.asarray(per_device[0]) for per_device in results]
 
