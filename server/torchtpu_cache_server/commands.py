@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -49,47 +48,32 @@ def register(app: typer.Typer) -> None:
         max_size: Annotated[str, typer.Option(help="Limit of all entries, such as 50GB.")] = "20GiB",
         json_: Annotated[bool, typer.Option("--json", help="Say where it listens as one JSON line.")] = False,
     ) -> None:
-        """Run the service on this machine, with its index in SQLite and its entries in files."""
-        code = _serve(listen, data_dir, max_size, json_)
-        if code:
-            raise typer.Exit(code)
+        """Run the service on this machine, with its index in SQLite and its entries in files.
 
+        It ends at SIGTERM or Ctrl-C, after the requests that run. What keeps it from starting is one CacheError.
+        """
+        from torchtpu_cache_core import paths
 
-def _serve(listen: str, data_dir: Path | None, max_size: str, as_json: bool) -> int:
-    from torchtpu_cache_core import paths
+        try:
+            from torchtpu_cache_server import serving
+            from torchtpu_cache_server.admission import Limits
+        except ImportError as error:
+            raise CacheError(
+                f"the service needs {error.name}, which is not here: pip install 'torchtpu-cache[server]'"
+            ) from error
+        # The application logs its own errors, with the request's id.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        folder = data_dir if data_dir is not None else paths.data_dir(os.environ)
 
-    try:
-        from torchtpu_cache_server import serving
-        from torchtpu_cache_server.admission import Limits
-    except ImportError as error:
-        return _fail(f"the service needs more packages ({error.name}): pip install 'torchtpu-cache[server]'", 1)
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    # The application logs its own errors, with the request's id.
-    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-    folder = data_dir if data_dir is not None else paths.data_dir(os.environ)
+        def ready(url: str) -> None:
+            if json_:
+                print(json.dumps({"schema": 1, "url": url, "data_dir": str(folder), "pid": os.getpid()}), flush=True)
+            else:
+                print(f"listening on {url} (data in {folder})", flush=True)
 
-    def ready(url: str) -> None:
-        if as_json:
-            print(json.dumps({"version": 1, "url": url, "data_dir": str(folder), "pid": os.getpid()}), flush=True)
-        else:
-            print(f"listening on {url} (data in {folder})", flush=True)
-
-    try:
         serving.serve(
             listen=serving.Listen.parse(listen),
             data_dir=folder,
             limits=Limits(limit_bytes=parse_size(max_size)),
             ready=ready,
         )
-    except ConfigError as error:
-        return _fail(str(error), 2)
-    except CacheError as error:
-        return _fail(str(error), 1)
-    return 0
-
-
-def _fail(sentence: str, code: int) -> int:
-    print(f"torchtpu-cache serve: {sentence}", file=sys.stderr)
-    return code

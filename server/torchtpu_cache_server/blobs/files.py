@@ -16,6 +16,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +33,10 @@ _NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
 
 
 class BucketFiles(Files):
-    """`Files`, and the one call more that a bucket makes."""
+    """`Files`, and what a bucket calls beside it."""
+
+    def scandir(self, path: Path) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
+        return os.scandir(path)
 
     def pread(self, fd: int, size_bytes: int, offset: int) -> bytes:
         return os.pread(fd, size_bytes, offset)
