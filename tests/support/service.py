@@ -1,0 +1,155 @@
+"""The real service in a process of its own, and its data folder as a test may read and damage it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchtpu_cache.remote import RemoteStore
+from torchtpu_cache_core.manifest import Manifest
+from torchtpu_cache_core.names import Digest, Key, Namespace
+
+_READY_SECONDS = 30
+_STOP_SECONDS = 30
+
+
+@dataclass
+class ServiceProcess:
+    """A running `torchtpu-cache serve`; only ever ended by its own pid."""
+
+    process: subprocess.Popen[str]
+    url: str
+    data_dir: Path
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def stop(self) -> int:
+        """SIGTERM, and the exit code; killed if it does not end."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def start_service(data_dir: Path, *options: str, listen: str = "127.0.0.1:0") -> ServiceProcess:
+    """Starts the service, and returns once it listens.
+
+    Raises:
+        RuntimeError: it ended, or did not say that it listens; with its last words.
+    """
+    command = [sys.executable, "-m", "torchtpu_cache.cli.main", "serve", "--json"]
+    command += ["--listen", listen, "--data-dir", str(data_dir), *options]
+    log = data_dir.with_name(data_dir.name + ".log")
+    with open(log, "wb") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=dict(os.environ))
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], _READY_SECONDS)
+    line = process.stdout.readline() if ready else ""
+    process.stdout.close()
+    if not line:
+        process.kill()
+        raise RuntimeError(f"the service did not start ({process.wait()}): {log.read_text()[-2000:]}")
+    return ServiceProcess(process, json.loads(line)["url"], data_dir)
+
+
+@contextlib.contextmanager
+def running_service(data_dir: Path, *options: str) -> Iterator[ServiceProcess]:
+    """The service for the time of the block; killed if the block has not ended it."""
+    service = start_service(data_dir, *options)
+    try:
+        yield service
+    finally:
+        if service.process.poll() is None:
+            service.stop()
+
+
+def open_remote(url: str, namespace: str) -> RemoteStore:
+    """For the workers of the contract suite, which pass strings."""
+    return RemoteStore(url, Namespace(namespace), connect_seconds=5.0, answer_seconds=30.0)
+
+
+class ServiceData:
+    """The data folder of a service, past the service (docs/http.md tells its layout).
+
+    What is written goes to a new file that replaces the old one, as another program's would.
+    """
+
+    def __init__(self, data_dir: Path) -> None:
+        self._root = data_dir
+
+    def read(self, namespace: Namespace, key: Key) -> bytes | None:
+        """The bytes of the blob that the key's open manifest names."""
+        manifest = self._manifest(namespace, key)
+        return None if manifest is None else self._blob(manifest.digest).read_bytes()
+
+    def write(self, namespace: Namespace, key: Key, data: bytes) -> None:
+        """Damages the key's blob; where the key has none, plants a manifest with a blob of these bytes."""
+        manifest = self._manifest(namespace, key)
+        if manifest is not None:
+            self._replace(self._blob(manifest.digest), data)
+            return
+        digest = Digest(hashlib.sha256(data).hexdigest())
+        planted = Manifest(
+            namespace=namespace,
+            key=key,
+            generation=self._last_generation(namespace, key) + 1,
+            digest=digest,
+            size_bytes=max(1, len(data)),
+            writer="local",
+            created_seconds=time.time(),
+        )
+        self._replace(self._blob(digest), data)
+        self._replace(self._folder(namespace, key) / str(planted.generation), planted.to_bytes())
+
+    def names(self, namespace: Namespace) -> list[str]:
+        """Every manifest, tombstone and leftover of a namespace, and every file among the blobs."""
+        folders = (self._root / "entries" / namespace, self._root / "blobs")
+        return sorted(str(p.relative_to(self._root)) for f in folders for p in f.rglob("*") if not p.is_dir())
+
+    def _folder(self, namespace: Namespace, key: Key) -> Path:
+        return self._root / "entries" / namespace / key
+
+    def _blob(self, digest: Digest) -> Path:
+        return self._root / "blobs" / "sha256" / digest[:2] / digest
+
+    def _numbers(self, namespace: Namespace, key: Key) -> list[tuple[int, bool]]:
+        """Generations, and whether each is a tombstone."""
+        folder = self._folder(namespace, key)
+        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        return [(int(n.removesuffix(".dead")), n.endswith(".dead")) for n in names if n.removesuffix(".dead").isdigit()]
+
+    def _last_generation(self, namespace: Namespace, key: Key) -> int:
+        return max((number for number, _ in self._numbers(namespace, key)), default=0)
+
+    def _manifest(self, namespace: Namespace, key: Key) -> Manifest | None:
+        numbers = self._numbers(namespace, key)
+        closed = max((number for number, dead in numbers if dead), default=0)
+        number = max((number for number, dead in numbers if not dead), default=0)
+        if number <= closed:
+            return None
+        return Manifest.from_bytes((self._folder(namespace, key) / str(number)).read_bytes())
+
+    @staticmethod
+    def _replace(path: Path, data: bytes) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        written = path.with_name("written by a test")
+        written.write_bytes(data)
+        written.replace(path)
