@@ -17,14 +17,12 @@ from pathlib import Path
 from typing import Final
 
 from torchtpu_cache_core.errors import StoreUnavailable
-from torchtpu_cache_core.stores.failures import translated
+from torchtpu_cache_core.stores.failures import has_no_locks, translated
 from torchtpu_cache_core.stores.files import Files
 from torchtpu_cache_core.stores.ledger import LEDGER_BYTES, Ledger
 
 LOCK_SECONDS: Final = 2.0
 """How long a stopped process that holds the lock may keep the others waiting, before their puts fail."""
-
-_NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
 
 
 class Account:
@@ -102,7 +100,7 @@ class Account:
                 pause_seconds = min(0.005, pause_seconds * 2)
             except OSError as error:
                 # Without locks two writers may lose each other's numbers; the next scans correct them.
-                if error.errno in _NO_LOCKS:
+                if has_no_locks(error):
                     break
                 raise
         waited = time.monotonic() - began

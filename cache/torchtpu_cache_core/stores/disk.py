@@ -12,7 +12,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -161,7 +161,7 @@ class DiskStore(Store):
         with translated("the disk store could not be asked"):
             ledger = self._account.snapshot()
             unseen = [shard for shard in range(SHARDS) if not ledger.scanned_seconds[shard]]
-            self._scan(ledger, unseen[:_STATS_SCANS])
+            self._accept(ledger, [self._scanned(shard, ledger.changes[shard]) for shard in unseen[:_STATS_SCANS]])
         return StoreStats(
             entries=ledger.total_entries(),
             size_bytes=ledger.total_bytes(),
@@ -271,7 +271,7 @@ class DiskStore(Store):
         # Where it cannot be moved (a read-only file system), it is refused again by the next reader.
         try:
             found = self._files.lstat(path)
-            if status is not None and not os.path.samestat(found, status):
+            if status is not None and _identity(found) != _identity(status):
                 return False
             try:
                 self._quarantine.take(path, key, reason)
@@ -293,7 +293,7 @@ class DiskStore(Store):
             changes = {number: ledger.changes[number] for number in due}
             excess = None if due else self._booked(ledger, shard, size_bytes)
         if excess is None:
-            scans = [self._shards.inventory(number).scan(number, changes[number]) for number in due]
+            scans = [self._scanned(number, changes[number]) for number in due]
             with self._account.changing() as ledger:
                 self._accept(ledger, scans)
                 excess = self._booked(ledger, shard, size_bytes)
@@ -378,12 +378,20 @@ class DiskStore(Store):
         ledger.scanned_seconds = [0.0 if shard in present else now for shard in range(SHARDS)]
         return ledger
 
-    def _scan(self, ledger: Ledger, shards: list[int]) -> None:
-        self._accept(ledger, [self._shards.inventory(s).scan(s, ledger.changes[s]) for s in shards])
+    def _scanned(self, shard: int, change: int) -> ShardScan | int:
+        """What a scan found, or the bare shard where its folder cannot be listed."""
+        try:
+            return self._shards.inventory(shard).scan(shard, change)
+        except OSError:
+            return shard
 
-    def _accept(self, ledger: Ledger, scans: list[ShardScan]) -> None:
+    def _accept(self, ledger: Ledger, scans: Iterable[ShardScan | int]) -> None:
+        now = self._clock.time()
         for scan in scans:
-            ledger.accept(scan, self._clock.time())
+            if isinstance(scan, ShardScan):
+                ledger.accept(scan, now)
+            else:
+                ledger.postpone(scan, now)  # one folder that cannot be listed stops no put into another
 
     # ---- housekeeping ----------------------------------------------------------------------------------------
 
@@ -458,3 +466,8 @@ class DiskStore(Store):
         """What was set aside, oldest first. StoreError if it cannot be listed."""
         with translated("the quarantine could not be listed"):
             return self._quarantine.contents()
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    """Which file this is: inodes are used again at once, so more than the inode."""
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)

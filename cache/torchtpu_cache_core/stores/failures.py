@@ -17,6 +17,12 @@ _NEVER: Final = frozenset(
 )
 _TIMEOUT: Final = frozenset({errno.ETIMEDOUT})
 _TRANSIENT: Final = frozenset({errno.ESTALE, errno.EBUSY, errno.ENOENT, errno.EAGAIN, errno.EEXIST})
+_NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
+
+
+def has_no_locks(error: OSError) -> bool:
+    """Whether flock failed because this file system has no locks, rather than because somebody holds one."""
+    return error.errno in _NO_LOCKS
 
 
 def is_full(error: OSError) -> bool:

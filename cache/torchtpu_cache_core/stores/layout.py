@@ -15,6 +15,7 @@ import os
 import re
 import secrets
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -25,22 +26,22 @@ SHARDS: Final = 256
 _TEMP: Final = re.compile(r"\.tmp-[0-9]{1,10}-[0-9a-f]{16}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layout:
     """The paths of one namespace under one root."""
 
     root: Path
     namespace: Namespace
 
-    @property
+    @cached_property
     def entries(self) -> Path:
         return self.root / "entries" / self.namespace
 
-    @property
+    @cached_property
     def account(self) -> Path:
         return self.root / "accounts" / self.namespace
 
-    @property
+    @cached_property
     def quarantine(self) -> Path:
         return self.root / "quarantine" / self.namespace
 

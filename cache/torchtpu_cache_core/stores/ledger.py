@@ -117,12 +117,13 @@ class Ledger:
         self._changed(shard)
 
     def due(self, shard: int, now_seconds: float) -> list[int]:
-        """The shards that a put into `shard` should scan first: that one if it never was, and one other."""
-        first = [shard] if self.scanned_seconds[shard] == 0.0 else []
-        oldest = min((s for s in range(SHARDS) if s not in first), key=self.scanned_seconds.__getitem__)
+        """The shards that a put into `shard` should scan first: that one if it never was, and the oldest other."""
+        oldest_seconds = min(self.scanned_seconds)
+        oldest = self.scanned_seconds.index(oldest_seconds)
         # A scan dated in the future comes from a clock that was set back.
-        is_due = not now_seconds - RESCAN_SECONDS < self.scanned_seconds[oldest] <= now_seconds + RESCAN_SECONDS
-        return [*first, oldest] if is_due else first
+        is_due = not now_seconds - RESCAN_SECONDS < oldest_seconds <= now_seconds + RESCAN_SECONDS
+        never = self.scanned_seconds[shard] == 0.0
+        return [*([shard] if never else []), *([oldest] if is_due and oldest != shard else [])]
 
     def accept(self, scan: ShardScan, now_seconds: float) -> bool:
         """Takes over what a scan found, unless the shard changed meanwhile."""
@@ -136,6 +137,10 @@ class Ledger:
             self.reserved_bytes[shard] = 0
         self.scanned_seconds[shard] = now_seconds
         return True
+
+    def postpone(self, shard: int, now_seconds: float) -> None:
+        """Lets a shard that could not be scanned wait its turn again."""
+        self.scanned_seconds[shard] = now_seconds
 
     def _changed(self, shard: int) -> None:
         self.changes[shard] = (self.changes[shard] + 1) % (1 << 32)

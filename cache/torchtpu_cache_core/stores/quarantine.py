@@ -72,8 +72,7 @@ class Quarantine:
         """Each item, and what it counts for if it may be removed."""
         found: list[tuple[Quarantined, int | None]] = []
         try:
-            with self._files.scandir(self._folder) as entries:
-                names = [entry.name for entry in entries]
+            names = self._files.listdir(self._folder)
         except FileNotFoundError:
             return found
         for name in names:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import enum
 import fcntl
-import os
 import random
 import stat
 from collections.abc import Iterator
@@ -15,6 +15,7 @@ from torchtpu_cache_core.clock import Clock
 from torchtpu_cache_core.errors import CorruptEntry
 from torchtpu_cache_core.eviction import Candidate
 from torchtpu_cache_core.names import Key
+from torchtpu_cache_core.stores.failures import has_no_locks
 from torchtpu_cache_core.stores.files import Files
 from torchtpu_cache_core.stores.layout import Layout, is_temp, key_named, shard_named
 from torchtpu_cache_core.stores.ledger import ShardScan
@@ -24,6 +25,15 @@ LEFTOVER_SECONDS: Final = 60.0
 """A temporary file this old is looked at; it goes only if no living writer holds its lock. The age covers the moment
 between a file's creation and its lock."""
 
+LOCKLESS_LEFTOVER_SECONDS: Final = 86_400.0
+"""Where the file system has no locks, only age can tell, and no write takes a day."""
+
+
+class _Leftover(enum.Enum):
+    LIVE = enum.auto()
+    COLLECTED = enum.auto()
+    STAYS = enum.auto()
+
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
@@ -31,7 +41,7 @@ class Inventory:
 
     Args:
         keys: of regular files named like entries, with what each counts for.
-        leftovers: of writers that died, too young to be collected or not to be removed: what they count for.
+        leftover_bytes: what leftovers count for that could not be removed.
         collected: how many leftovers were removed just now.
         live: temporary files that may belong to a living writer.
         foreign: names of everything else.
@@ -59,7 +69,7 @@ class Shards:
     def present(self) -> list[int]:
         """The shards that have a folder."""
         try:
-            names = self._names(self._layout.entries)
+            names = self._files.listdir(self._layout.entries)
         except (FileNotFoundError, NotADirectoryError):
             return []
         return sorted(shard for name in names if (shard := shard_named(name)) is not None)
@@ -67,7 +77,8 @@ class Shards:
     def inventory(self, shard: int) -> Inventory:
         """What is in a shard's folder; removes leftovers of writers that died. OSError if it cannot be listed."""
         folder = self._layout.shard_dir(shard)
-        found = Inventory({}, 0, 0, 0, [])
+        keys: dict[Key, int] = {}
+        foreign: list[str] = []
         leftover_bytes = collected = live = 0
         for name in self._listed(folder):
             try:
@@ -76,18 +87,18 @@ class Shards:
                 continue
             key = key_named(name, shard)
             if not stat.S_ISREG(status.st_mode) or (key is None and not is_temp(name)):
-                found.foreign.append(name)
+                foreign.append(name)
             elif key is not None:
-                found.keys[key] = charged_bytes(status)
-            elif not self._is_old(status):
-                live += 1
-            elif self._collect(folder / name):
-                collected += 1
-            elif self._is_locked(folder / name):
-                live += 1
+                keys[key] = charged_bytes(status)
             else:
-                leftover_bytes += charged_bytes(status)
-        return Inventory(found.keys, leftover_bytes, collected, live, found.foreign)
+                match self._collect(folder / name, abs(self._clock.time() - status.st_mtime)):
+                    case _Leftover.LIVE:
+                        live += 1
+                    case _Leftover.COLLECTED:
+                        collected += 1
+                    case _Leftover.STAYS:
+                        leftover_bytes += charged_bytes(status)
+        return Inventory(keys, leftover_bytes, collected, live, foreign)
 
     def keys(self) -> Iterator[Key]:
         """All keys that have a regular file. OSError only if the store's folder itself cannot be listed."""
@@ -146,37 +157,25 @@ class Shards:
         size = charged_bytes(status)
         return Candidate(item=key, size_bytes=size, compile_seconds=seconds, accessed_seconds=accessed)
 
-    def _is_old(self, status: os.stat_result) -> bool:
-        # A time in the future comes from a clock that was set back.
-        return abs(self._clock.time() - status.st_mtime) > LEFTOVER_SECONDS
-
-    def _collect(self, path: Path) -> bool:
-        """Removes a leftover unless its writer lives. While we hold the lock, nobody else takes it for dead."""
+    def _collect(self, path: Path, age_seconds: float) -> _Leftover:
+        """Removes a temporary file unless its writer lives. While we hold its lock, nobody else takes it for dead."""
+        if age_seconds <= LEFTOVER_SECONDS:
+            return _Leftover.LIVE
         try:
             with opened(self._files, path) as file:
-                self._files.flock(file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                try:
+                    self._files.flock(file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError as error:
+                    if not has_no_locks(error) or age_seconds <= LOCKLESS_LEFTOVER_SECONDS:
+                        return _Leftover.LIVE
                 self._files.unlink(path)
         except (OSError, CorruptEntry):
-            return False
-        return True
-
-    def _is_locked(self, path: Path) -> bool:
-        try:
-            with opened(self._files, path) as file:
-                self._files.flock(file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except (OSError, CorruptEntry):
-            return False
-        return False
+            return _Leftover.STAYS
+        return _Leftover.COLLECTED
 
     def _listed(self, folder: Path) -> list[str]:
         """The names in a shard's folder; none where there is no such folder."""
         try:
-            return self._names(folder)
+            return self._files.listdir(folder)
         except (FileNotFoundError, NotADirectoryError):
             return []
-
-    def _names(self, folder: Path) -> list[str]:
-        with self._files.scandir(folder) as found:
-            return [item.name for item in found]

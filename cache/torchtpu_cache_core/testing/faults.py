@@ -7,10 +7,8 @@ import os
 import random
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torchtpu_cache_core.stores.files import Files
 
@@ -86,8 +84,14 @@ class FaultyFiles(Files):
             raise OSError(fault.error, os.strerror(fault.error))
 
     def open(self, path: Path, flags: int, mode: int = 0o600) -> int:
-        with self._call("open", path):
-            fd = super().open(path, flags, mode)
+        fd = -1
+        try:
+            with self._call("open", path):
+                fd = super().open(path, flags, mode)
+        except OSError:
+            if fd >= 0:
+                super().close(fd)
+            raise
         self._paths[fd] = str(path)
         return fd
 
@@ -136,9 +140,9 @@ class FaultyFiles(Files):
         with self._call("statvfs", path):
             return super().statvfs(path)
 
-    def scandir(self, path: Path) -> AbstractContextManager[Any]:
-        with self._call("scandir", path):
-            return super().scandir(path)
+    def listdir(self, path: Path) -> list[str]:
+        with self._call("listdir", path):
+            return super().listdir(path)
 
     def mkdir(self, path: Path) -> None:
         with self._call("mkdir", path):
