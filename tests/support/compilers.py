@@ -12,6 +12,7 @@ from torchtpu_cache.compilers.base import Compiler
 from torchtpu_cache.compilers.registry import compiler_for, targets_here
 from torchtpu_cache_core.canonical.environment import Environment
 from torchtpu_cache_core.canonical.options import encode_options
+from torchtpu_cache_core.canonical.wire import length_field, varint_field
 from torchtpu_cache_core.identity import FileIdentities
 from torchtpu_cache_core.request import Request
 
@@ -95,3 +96,22 @@ module @cholesky {
 }
 """
 """Calls LAPACK by name, as programs of jax do."""
+
+SHARDY_SUM = """
+module @sum attributes {mhlo.num_partitions = 2 : i32} {
+  sdy.mesh @mesh = <["x"=2]>
+  func.func public @main(%a: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>})
+      -> (tensor<f32> {sdy.sharding = #sdy.sharding<@mesh, []>}) {
+    %zero = stablehlo.constant dense<0.0> : tensor<f32>
+    %0 = stablehlo.reduce(%a init: %zero) applies stablehlo.add across dimensions = [0]
+      : (tensor<8xf32>, tensor<f32>) -> tensor<f32>
+    return %0 : tensor<f32>
+  }
+}
+"""
+"""As SUM_OVER_PARTITIONS, in the dialect that jax writes now; needs SHARDY_OPTIONS."""
+
+SHARDY_OPTIONS = length_field(
+    3, varint_field(1, -1) + varint_field(4, 1) + varint_field(5, 2) + varint_field(6, 1) + varint_field(19, 1)
+)
+"""Two partitions, SPMD, the Shardy partitioner."""

@@ -10,7 +10,16 @@ from typing import Any
 
 import numpy
 import pytest
-from support.compilers import ADD, CHOLESKY, SUM_OF_REPLICAS, SUM_OVER_PARTITIONS, new_compiler, request_for
+from support.compilers import (
+    ADD,
+    CHOLESKY,
+    SHARDY_OPTIONS,
+    SHARDY_SUM,
+    SUM_OF_REPLICAS,
+    SUM_OVER_PARTITIONS,
+    new_compiler,
+    request_for,
+)
 
 from torchtpu_cache.compilers.base import ROAD_CLIENT, ArrayShape, Compiler
 from torchtpu_cache.compilers.cpu_loaded import CpuLoaded
@@ -83,6 +92,13 @@ def test_partitions_run_on_a_device_each(cpu: Compiler) -> None:
     loaded = cpu.load(cpu.compile(request).executable, request)
     assert loaded.device_ids == (0, 1)
     assert loaded.parameter_shapes() == (ArrayShape((4,), "float32"),)
+    assert [output.tolist() for output in loaded.execute([FOUR])] == [12]
+
+
+def test_programs_that_are_sharded_as_jax_does_it_run(cpu: Compiler) -> None:
+    request = request_for(cpu, "cpu", SHARDY_SUM, options=SHARDY_OPTIONS)
+    loaded = cpu.load(cpu.compile(request).executable, request)
+    assert loaded.device_ids == (0, 1)
     assert [output.tolist() for output in loaded.execute([FOUR])] == [12]
 
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.compilers import ADD, SUM_OVER_PARTITIONS, new_compiler, request_for
+from support.compilers import ADD, SHARDY_OPTIONS, SHARDY_SUM, SUM_OVER_PARTITIONS, new_compiler, request_for
 
 from torchtpu_cache.compilers.base import ROAD_TOPOLOGY, Compiler
 from torchtpu_cache.compilers.children import ChildPool
@@ -88,6 +88,7 @@ def test_real_programs_compile(tpu: Compiler, corpus: Path, target_name: str, na
 
 def test_several_partitions_compile(tpu: Compiler) -> None:
     assert tpu.compile(request_for(tpu, "v5e:2x2", SUM_OVER_PARTITIONS, num_partitions=2)).executable
+    assert tpu.compile(request_for(tpu, "v5e:2x2", SHARDY_SUM, options=SHARDY_OPTIONS)).executable
 
 
 @pytest.mark.parametrize(
