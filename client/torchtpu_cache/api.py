@@ -6,8 +6,9 @@ import atexit
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,7 +74,7 @@ def make_request(
         raise InvalidRequest("the program is empty")
     environment = Environment.snapshot(os.environ, sys.argv)
     if options is None:
-        replicas, partitions = assembly.canonicaliser.device_counts(program)
+        replicas, partitions = _device_counts(assembly, program)
         options = encode_options(
             num_replicas=replicas, num_partitions=partitions, use_spmd_partitioning=replicas * partitions > 1
         )
@@ -92,6 +93,15 @@ def make_request(
     return request, compiler
 
 
+def _device_counts(assembly: Assembly, program: bytes) -> tuple[int, int]:
+    """Replicas and partitions as the module says; one each where it says nothing."""
+    try:
+        facts = assembly.canonicaliser.facts(program)
+    except Bypass:
+        return 1, 1
+    return facts.num_replicas or 1, facts.num_partitions or 1
+
+
 def compile_with(
     assembly: Assembly,
     program: bytes,
@@ -101,8 +111,11 @@ def compile_with(
     progress: Callable[[float], None] | None = None,
 ) -> CompiledProgram:
     """`compile` through an assembly of the caller's own."""
+    started = time.monotonic()
     request, compiler = make_request(assembly, program, target, options)
-    return CompiledProgram(request, assembly.node.get_or_compile(request, compiler, progress=progress), compiler)
+    result = assembly.node.get_or_compile(request, compiler, progress=progress)
+    # The caller waited for the description of the target and the options too.
+    return CompiledProgram(request, replace(result, seconds=time.monotonic() - started), compiler)
 
 
 def compile(

@@ -7,23 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchtpu_cache_core.canonical.alias import AliasStore
-from torchtpu_cache_core.canonical.program import ProgramCanonicaliser
-
 from torchtpu_cache.compilers.registry import Compilers
 from torchtpu_cache.config import Config
 from torchtpu_cache.counters import Counters
 from torchtpu_cache.node import Mode, Node
 from torchtpu_cache.spool import Spool, spool_folder
 from torchtpu_cache_core import paths
+from torchtpu_cache_core.canonical.alias import AliasStore
+from torchtpu_cache_core.canonical.program import ProgramCanonicaliser
 from torchtpu_cache_core.errors import CacheError
 from torchtpu_cache_core.identity import FileIdentities
+from torchtpu_cache_core.stores.machine_key import machine_key
 from torchtpu_cache_core.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
-    from torchtpu_cache_core.stores.disk import DiskStore
-
     from torchtpu_cache_core.store import Store
+    from torchtpu_cache_core.stores.disk import DiskStore
 
 _log = logging.getLogger(__name__)
 
@@ -99,15 +98,13 @@ def assemble(config: Config) -> Assembly:
     identities = FileIdentities(None if folder is None else folder / "memo")
     aliases = None if folder is None else AliasStore(folder / "aliases")
     canonicaliser = ProgramCanonicaliser(
-        aliases, identities=identities, extra_targets=frozenset(config.custom_call_targets)
+        aliases, identities=identities, allowed_custom_calls=config.custom_call_targets
     )
-    disk, machine_key = None, None
+    disk, key = None, None
     if folder is not None:
         try:
-            from torchtpu_cache_core.stores.disk import machine_key as read_machine_key
-
             disk = open_disk(config, folder)
-            machine_key = read_machine_key(folder)
+            key = machine_key(folder)
         except CacheError as error:
             _log.warning("the disk tier cannot be used: %s", error)
     counters = Counters()
@@ -127,7 +124,7 @@ def assemble(config: Config) -> Assembly:
         disk=disk,
         remote=remote,
         spool=spool,
-        machine_key=machine_key,
+        machine_key=key,
         namespace=config.namespace,
         mode=config.mode,
         counters=counters,
