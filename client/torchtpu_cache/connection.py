@@ -14,7 +14,7 @@ import select
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from torchtpu_cache.endpoint import Endpoint
 from torchtpu_cache_core.clock import Clock
@@ -44,7 +44,8 @@ class Patience:
         connect_seconds: to connect, over all addresses.
         answer_seconds: from the sent request to the whole head of its answer; also for a TLS handshake, and for a
             free connection where all are in use.
-        idle_seconds: between two pieces of a body, and to the answer of a request that had a body.
+        idle_seconds: between two pieces of a body, and from a sent PUT, which the service brings to disk, to its
+            answer.
         min_bytes_per_second: a body may take `idle_seconds` and what it takes at this rate, so that a peer that drips
             holds nobody for long.
     """
@@ -78,6 +79,12 @@ class Question:
     body: bytes | memoryview | None = None
 
 
+class _Head(NamedTuple):
+    minor_version: int
+    status: int
+    headers: dict[str, str]
+
+
 class Answer:
     """The head of an answer, and its body as far as it has a declared length.
 
@@ -86,11 +93,12 @@ class Answer:
         length: of the body in bytes; None where it is not declared, or coded in any way.
     """
 
-    def __init__(self, connection: Connection, version: int, status: int, headers: dict[str, str], bare: bool) -> None:
-        self.status = status
+    def __init__(self, connection: Connection, head: _Head, *, bare: bool) -> None:
+        headers = head.headers
+        self.status = head.status
         self.headers = headers
         self._connection = connection
-        self._keeps_open = version == 1 and "close" not in headers.get("connection", "").lower()
+        self._keeps_open = head.minor_version == 1 and "close" not in headers.get("connection", "").lower()
         self.length: int | None = None
         if bare:
             self.length = 0
@@ -127,11 +135,14 @@ class Stream(io.RawIOBase):
     `readinto` gives None instead of waiting while `waits` is False.
     """
 
-    def __init__(self, sock: socket.socket, clock: Clock, would_block: tuple[type[OSError], ...]) -> None:
+    def __init__(
+        self, sock: socket.socket, clock: Clock, would_block: tuple[type[OSError], ...], send_flags: int
+    ) -> None:
         sock.setblocking(False)
         self._socket = sock
         self._clock = clock
         self._would_block = would_block
+        self._send_flags = send_flags
         self._poller = select.poll()
         self._poller.register(sock)
         self.deadline = 0.0
@@ -176,7 +187,7 @@ class Stream(io.RawIOBase):
 
     def send(self, view: memoryview) -> int:
         try:
-            return self._socket.send(view)
+            return self._socket.send(view, self._send_flags)
         except self._would_block:
             return 0
 
@@ -197,6 +208,7 @@ class Connection:
         self.reader = io.BufferedReader(stream, _BUFFER_BYTES)
         self.idle_since = 0.0
         self.sent_all = True
+        self._early_head: _Head | None = None
         self._endpoint = endpoint
         self._patience = patience
 
@@ -211,15 +223,16 @@ class Connection:
     def quiet(self) -> bool:
         """Whether the connection is open and holds nothing that nobody asked for."""
         self.stream.room_bytes = 1
-        return not self._peek() and not self.stream.ended
+        try:
+            return not self._peek() and not self.stream.ended
+        except OSError:
+            return False
 
     def _peek(self) -> bytes:
-        """What has arrived, without waiting."""
+        """What has arrived, without waiting; at least one byte where there is any."""
         self.stream.waits = False
         try:
             return self.reader.peek(1)
-        except StoreRefused:
-            return b""
         finally:
             self.stream.waits = True
 
@@ -230,28 +243,26 @@ class Connection:
         stream.room_bytes = MAX_HEAD_BYTES
         size = 0 if body is None else len(body)
         waits_for_word = size >= _EXPECT_FROM_BYTES
-        head = self._head_of(question, waits_for_word)
+        asked = self._head_of(question, waits_for_word)
         stream.allow(patience.body_seconds(size), patience.idle_seconds)
         self.sent_all = False
+        self._early_head = None
         try:
             if body is None or size == 0:
-                self.sent_all = self._send(head)
+                self.sent_all = self._send(asked)
             elif not waits_for_word:
-                self.sent_all = self._send(head + bytes(body))
-            elif self._send(head) and not self._refused_before_body():
+                self.sent_all = self._send(asked + bytes(body))
+            elif self._send(asked) and not self._refused_before_body():
                 self.sent_all = self._send(body)
         except ConnectionError:
             # The peer may have said why before it closed: that answer is still there to be read.
             if not self._peek():
                 raise
         stream.allow(
-            patience.answer_seconds if body is None else patience.idle_seconds,
-            patience.idle_seconds,
+            patience.idle_seconds if question.method == "PUT" else patience.answer_seconds, patience.idle_seconds
         )
-        version, status, headers = self._read_head()
-        while status < 200:
-            version, status, headers = self._read_head()
-        answer = Answer(self, version, status, headers, bare=question.method == "HEAD" or status in (204, 304))
+        head = self._final_head()
+        answer = Answer(self, head, bare=question.method == "HEAD" or head.status in (204, 304))
         stream.allow(patience.body_seconds(answer.length or 0), patience.idle_seconds)
         stream.room_bytes = (answer.length or 0) + _BUFFER_BYTES
         return answer
@@ -271,36 +282,44 @@ class Connection:
         return "\r\n".join((*lines, "", "")).encode("ascii")
 
     def _send(self, data: bytes | memoryview) -> bool:
-        """Sends all of `data`; False, and not all is sent, once a final answer has begun to arrive."""
+        """Sends all of `data`; False, and not all is sent, once a final answer has come."""
         view = memoryview(data)
         while view:
             sent = self.stream.send(view[:_PIECE_BYTES])
             view = view[sent:]
             if view:
                 events = self.stream.wait(select.POLLIN | select.POLLOUT)
-                if events & ~select.POLLOUT and self._final_answer_began():
+                if events & ~select.POLLOUT and self._final_answer_came():
                     return False
         return True
 
     def _refused_before_body(self) -> bool:
-        deadline = self.stream.deadline
-        self.stream.allow(_EXPECT_SECONDS, _EXPECT_SECONDS)
+        idle_seconds = self.stream.idle_seconds
+        self.stream.idle_seconds = min(idle_seconds, _EXPECT_SECONDS)
         try:
             self.stream.wait(select.POLLIN)
-            return self._final_answer_began()
         except TimeoutError:
             return False
         finally:
-            self.stream.deadline = deadline
-            self.stream.idle_seconds = self._patience.idle_seconds
+            self.stream.idle_seconds = idle_seconds
+        return self._final_answer_came()
 
-    def _final_answer_began(self) -> bool:
-        while (arrived := self._peek()).startswith(b"HTTP/1.1 1"):
-            self._read_head()
-        return bool(arrived) or self.stream.ended
+    def _final_answer_came(self) -> bool:
+        """Reads what has arrived: interim heads are passed over, a final one is kept for `ask`."""
+        while self._peek():
+            head = self._read_head()
+            if head.status >= 200:
+                self._early_head = head
+                return True
+        return self.stream.ended
 
-    def _read_head(self) -> tuple[int, int, dict[str, str]]:
-        """HTTP minor version, status and headers."""
+    def _final_head(self) -> _Head:
+        head = self._early_head
+        while head is None or head.status < 200:
+            head = self._read_head()
+        return head
+
+    def _read_head(self) -> _Head:
         line = self.reader.readline()
         if not line:
             raise ConnectionResetError("the connection was closed before an answer")
@@ -316,7 +335,7 @@ class Connection:
                 raise _no_http()
             name, value = header[1].decode("ascii").lower(), header[2].decode("latin-1")
             headers[name] = f"{headers[name]}, {value}" if name in headers else value
-        return int(match[1]), int(match[2]), headers
+        return _Head(int(match[1]), int(match[2]), headers)
 
 
 def _no_http() -> StoreRefused:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import mmap
 import re
-import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -86,6 +85,7 @@ class RemoteStore(Store):
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._namespace = namespace
+        self._clock = clock
         self._max_entry_bytes = max_entry_bytes
         self._transport = Transport(
             Endpoint.parse(url),
@@ -202,9 +202,9 @@ class RemoteStore(Store):
 
     def ping(self) -> float:
         """Asks for nothing, and gives the seconds that the answer took; StoreError where our service did not answer."""
-        started = time.monotonic()
+        started = self._clock.monotonic()
         self.lookup(())
-        return time.monotonic() - started
+        return self._clock.monotonic() - started
 
     def close(self) -> None:
         self._transport.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from dataclasses import dataclass
 from typing import Final
 
 from torchtpu_cache_core.clock import Clock
@@ -14,29 +14,39 @@ _BREAKS: Final = 2
 _SUSPECT_BYTES: Final = 256 << 10
 
 
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    most_bytes: int
+    named_bytes: int | None
+    until_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Breaks:
+    count: int
+    least_bytes: int
+
+
 class SizeLimit:
     """Remembers refusals, so that a large entry is sent once; for an hour, since an operator may raise a limit.
 
     Some proxies name no limit but cut the connection. One such break may be chance; after two, with no upload of that
-    size acknowledged in between, the size counts as too large for ten minutes. Thread-safe.
+    size acknowledged in between, the size counts as too large for ten minutes.
+
+    Thread-safe without a lock, which a fork could leave taken in the child: each state is replaced as a whole, and a
+    change that is lost to another thread costs one upload.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._lock = threading.Lock()  # guards all below; held for no I/O
-        self._most_bytes: int | None = None
-        self._named_bytes: int | None = None
-        self._until = 0.0
-        self._breaks = 0
-        self._broken_bytes = 0
+        self._refusal: _Refusal | None = None
+        self._breaks: _Breaks | None = None
 
     def check(self, size_bytes: int) -> None:
         """Raises EntryTooLarge for a size that the remote would refuse."""
-        with self._lock:
-            if self._most_bytes is not None and self._clock.monotonic() >= self._until:
-                self._most_bytes = self._named_bytes = None
-            if self._most_bytes is not None and size_bytes > self._most_bytes:
-                raise EntryTooLarge(size_bytes, self._named_bytes)
+        refusal = self._standing()
+        if refusal is not None and size_bytes > refusal.most_bytes:
+            raise EntryTooLarge(size_bytes, refusal.named_bytes)
 
     def refused(self, size_bytes: int, limit_bytes: int | None) -> None:
         """The remote called this size too large, and may have named its limit."""
@@ -47,23 +57,27 @@ class SizeLimit:
         """The connection broke while an entry of this size was sent."""
         if size_bytes < _SUSPECT_BYTES:
             return
-        with self._lock:
-            self._breaks += 1
-            self._broken_bytes = size_bytes if self._breaks == 1 else min(self._broken_bytes, size_bytes)
-            if self._breaks < _BREAKS:
-                return
-            self._breaks = 0
-            broken = self._broken_bytes
-        self._remember(broken - 1, None, _BREAK_SECONDS)
+        before = self._breaks
+        breaks = (
+            _Breaks(1, size_bytes) if before is None else _Breaks(before.count + 1, min(before.least_bytes, size_bytes))
+        )
+        if breaks.count < _BREAKS:
+            self._breaks = breaks
+        else:
+            self._breaks = None
+            self._remember(breaks.least_bytes - 1, None, _BREAK_SECONDS)
 
     def accepted(self, size_bytes: int) -> None:
         """The remote acknowledged an entry of this size."""
-        with self._lock:
-            if self._breaks and size_bytes >= self._broken_bytes:
-                self._breaks = 0
+        breaks = self._breaks
+        if breaks is not None and size_bytes >= breaks.least_bytes:
+            self._breaks = None
+
+    def _standing(self) -> _Refusal | None:
+        refusal = self._refusal
+        return None if refusal is None or self._clock.monotonic() >= refusal.until_seconds else refusal
 
     def _remember(self, most_bytes: int, named_bytes: int | None, seconds: float) -> None:
-        with self._lock:
-            if self._most_bytes is None or most_bytes < self._most_bytes:
-                self._most_bytes, self._named_bytes = most_bytes, named_bytes
-            self._until = self._clock.monotonic() + seconds
+        standing = self._standing()
+        if standing is None or most_bytes <= standing.most_bytes:
+            self._refusal = _Refusal(most_bytes, named_bytes, self._clock.monotonic() + seconds)

@@ -195,6 +195,7 @@ class Transport:
 
     def _secured(self, sock: socket.socket) -> Connection:
         would_block: tuple[type[OSError], ...] = (BlockingIOError,)
+        send_flags: int = socket.MSG_NOSIGNAL  # the job may have given SIGPIPE back its power to kill
         if self._endpoint.tls:
             import ssl
 
@@ -209,7 +210,8 @@ class Transport:
                     FailureKind.PROTOCOL,
                 ) from error
             would_block = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-        return Connection(Stream(sock, self._clock, would_block), self._endpoint, self._patience)
+            send_flags = 0  # an SSLSocket takes none
+        return Connection(Stream(sock, self._clock, would_block, send_flags), self._endpoint, self._patience)
 
 
 def _reason(error: OSError) -> str:

@@ -258,12 +258,17 @@ def test_connections_are_kept_over_hits_misses_and_refusals() -> None:
         assert server.connections == 1
 
 
-@pytest.mark.parametrize("way", ["close after answer", "close on the next request", "reset on the next request"])
+@pytest.mark.parametrize(
+    "way", ["close after answer", "reset after answer", "close on the next request", "reset on the next request"]
+)
 def test_a_connection_that_was_closed_while_idle_is_replaced(way: str) -> None:
     def script(connection: socket.socket) -> None:
         read_request(connection)
         connection.sendall(miss())
         if way == "close after answer":
+            return
+        if way == "reset after answer":
+            reset(connection)
             return
         select.select([connection], [], [], 5)
         if way == "reset on the next request":
@@ -273,6 +278,7 @@ def test_a_connection_that_was_closed_while_idle_is_replaced(way: str) -> None:
         for expected in (1, 2, 3):
             assert store.get(ENTRY.key) is None
             assert server.connections == expected
+            time.sleep(0.02)  # for the closing to arrive, or the connection is merely busy
 
 
 def test_only_one_fresh_connection_is_tried() -> None:
@@ -430,6 +436,32 @@ def test_uploads_that_break_off_twice_count_as_too_large() -> None:
             assert too_large.value.limit_bytes is None
         assert store.put(middle).status is PutStatus.CREATED
         assert server.connections <= tried + 1
+
+
+def test_a_broken_pipe_does_not_kill_a_job_that_restored_its_signal() -> None:
+    def script(connection: socket.socket) -> None:
+        read_request(connection, body=False)
+        connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+        connection.recv(1000)
+        reset(connection)
+
+    code = """
+import signal, sys
+from torchtpu_cache.remote import RemoteStore
+from torchtpu_cache_core.errors import StoreUnavailable
+from torchtpu_cache_core.names import DEFAULT_NAMESPACE
+from torchtpu_cache_core.testing.entries import entry_for
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+store = RemoteStore(sys.argv[1], DEFAULT_NAMESPACE)
+for _ in range(2):
+    try:
+        store.put(entry_for("large", size_bytes=8 << 20))
+    except StoreUnavailable as error:
+        print(error.kind)
+"""
+    with RawServer(script) as server:
+        job = subprocess.run([sys.executable, "-c", code, server.url], capture_output=True, text=True, timeout=60)
+    assert (job.returncode, job.stdout.split()) == (0, ["reset", "reset"])
 
 
 # ---- threads and forks -----------------------------------------------------------------------------------------
