@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from torchtpu_cache.compilers.childside import serve_compiles
+from torchtpu_cache_core.errors import CompilerMissing
 
 
 def _handle(header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
@@ -21,6 +22,8 @@ def _handle(header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], byt
             return {}, payload
         case "raise":
             raise ValueError(header["message"])
+        case "missing":
+            raise CompilerMissing(header["message"])
         case "abort":
             sys.stderr.write(header["message"])
             sys.stderr.flush()

@@ -117,6 +117,7 @@ class Compiler(abc.ABC):
             Bypass: a part that a key needs cannot be found.
             CompilerMissing: the compiler is not installed; the message says what to install.
             CompilerCrashed: the compiler died or hung over this target, or over the environment's flags.
+            CompileError: the compiler failed otherwise.
         """
 
     @abc.abstractmethod
@@ -126,6 +127,7 @@ class Compiler(abc.ABC):
         Nothing that the compiler does, an abort and an endless loop included, harms this process or the next call.
 
         Raises:
+            InvalidRequest: the options are no CompileOptionsProto, or ask for what no machine has.
             CompileError: XLA refused the program; the message is XLA's own, shortened.
             CompilerMissing: as in `describe`.
             CompilerCrashed: the compiler's process died or overran its deadline.
@@ -139,6 +141,7 @@ class Compiler(abc.ABC):
 
         Raises:
             LoadError: this process has no such devices, or the executable does not become live on them.
+            InvalidRequest: as in `compile`.
             Bypass: this process's environment is not the one that the executable was compiled under.
             CompilerMissing: as in `describe`.
         """

@@ -17,7 +17,7 @@ from torchtpu_cache.compilers.messages import last_words
 from torchtpu_cache_core.canonical.rules import KEPT_PREFIXES, KEPT_VARIABLES
 from torchtpu_cache_core.canonical.wire import WireError, read_fields
 from torchtpu_cache_core.child import ChildDied, ChildProcess, ChildTimeout
-from torchtpu_cache_core.errors import CompilerCrashed, InvalidRequest
+from torchtpu_cache_core.errors import CompilerCrashed, CompilerMissing, InvalidRequest
 
 if TYPE_CHECKING:
     from torchtpu_cache_core.canonical.environment import Environment
@@ -99,15 +99,19 @@ class ChildPool:
 
         Raises:
             CompilerCrashed: the child died or overran its deadline; the next call starts another.
+            CompilerMissing: the child cannot import the compiler.
         """
         seconds = self._deadline_seconds if deadline_seconds is None else deadline_seconds
         with ticking(progress), self._child(environ, compiler) as child:
             try:
-                return child.call(header, payload, deadline_seconds=seconds)
+                answer, result = child.call(header, payload, deadline_seconds=seconds)
             except ChildTimeout:
                 raise CompilerCrashed(f"the compiler did not finish within {seconds:g} seconds and was ended") from None
             except ChildDied as error:
                 raise CompilerCrashed(f"the compiler's process died: {last_words(error.stderr_tail)}") from None
+        if "missing" in answer:
+            raise CompilerMissing(answer["missing"])
+        return answer, result
 
     def pids(self) -> list[int]:
         """Of the children that run now, for tests and `doctor`."""

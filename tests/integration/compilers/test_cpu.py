@@ -102,13 +102,16 @@ def test_programs_that_are_sharded_as_jax_does_it_run(cpu: Compiler) -> None:
     assert [output.tolist() for output in loaded.execute([FOUR])] == [12]
 
 
+def assigned_to(*devices: int) -> bytes:
+    """Options for one replica on each of these devices."""
+    replicas = len(devices)
+    assignment = varint_field(1, replicas) + varint_field(2, 1) + length_field(3, length_field(1, bytes(devices)))
+    return length_field(3, varint_field(4, replicas) + varint_field(5, 1) + length_field(9, assignment))
+
+
 def test_an_executable_is_loaded_where_the_device_assignment_says(
     cpu: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def assigned_to(device: int) -> bytes:
-        assignment = varint_field(1, 1) + varint_field(2, 1) + length_field(3, length_field(1, bytes([device])))
-        return length_field(3, varint_field(4, 1) + varint_field(5, 1) + length_field(9, assignment))
-
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
     first = request_for(cpu, "cpu", ADD, options=assigned_to(0))
     second = request_for(cpu, "cpu", ADD, options=assigned_to(1))
@@ -121,6 +124,14 @@ def test_an_executable_is_loaded_where_the_device_assignment_says(
     with pytest.raises(LoadError, match="no CPU device 7") as caught:
         cpu.load(cpu.compile(absent).executable, absent)
     assert not caught.value.blames_entry
+
+
+def test_the_order_of_a_device_assignment_holds(cpu: Compiler) -> None:
+    straight = request_for(cpu, "cpu", SUM_OF_REPLICAS, options=assigned_to(0, 1))
+    turned = request_for(cpu, "cpu", SUM_OF_REPLICAS, options=assigned_to(1, 0))
+    loaded = cpu.load(cpu.compile(straight).executable, turned)
+    assert loaded.device_ids == (1, 0)
+    assert loaded.execute([FOUR])[0].tolist() == [0, 2, 4, 6]
 
 
 def test_lapack_can_be_called(cpu: Compiler) -> None:

@@ -12,7 +12,7 @@ import pytest
 from torchtpu_cache.compilers.children import ChildPool, check_options, child_environ, ticking
 from torchtpu_cache_core.canonical.environment import Environment
 from torchtpu_cache_core.canonical.options import encode_options
-from torchtpu_cache_core.errors import CompilerCrashed, InvalidRequest
+from torchtpu_cache_core.errors import CompilerCrashed, CompilerMissing, InvalidRequest
 
 TESTS = Path(__file__).parents[2]
 ENVIRON = {**os.environ, "PYTHONPATH": str(TESTS)}
@@ -52,6 +52,11 @@ def test_a_python_error_is_an_answer_and_the_child_lives_on(pool: ChildPool) -> 
     pid = pid_of(pool)
     assert pool.call(ENVIRON, "c", {"do": "raise", "message": "no such op"}) == ({"error": "no such op"}, b"")
     assert pid_of(pool) == pid
+
+
+def test_a_compiler_that_the_child_cannot_import_is_missing(pool: ChildPool) -> None:
+    with pytest.raises(CompilerMissing, match="pip install this"):
+        pool.call(ENVIRON, "c", {"do": "missing", "message": "run: pip install this"})
 
 
 def test_an_abort_costs_one_call_and_tells_the_reason(pool: ChildPool) -> None:
