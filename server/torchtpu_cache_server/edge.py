@@ -46,15 +46,18 @@ class Edge:
             self.metrics.failure(error.kind if isinstance(error, StoreError) else FailureKind.SERVER_ERROR)
             self.health.failed()
 
-    async def body_piece(self, receive: Callable[[], Any]) -> tuple[bytes, bool]:
+    async def body_piece(self, receive: Callable[[], Any], idle_seconds: float | None = None) -> tuple[bytes, bool]:
         """The next piece of the request's body, and whether more follows.
+
+        Args:
+            idle_seconds: how long it may take, where not as long as usual.
 
         Raises:
             Refusal: 408, nothing came for too long.
             ClientGone: the client did.
         """
         try:
-            async with asyncio.timeout(self.idle_seconds):
+            async with asyncio.timeout(self.idle_seconds if idle_seconds is None else idle_seconds):
                 message = await receive()
         except TimeoutError:
             raise Refusal(

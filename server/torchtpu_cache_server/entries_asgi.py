@@ -45,6 +45,8 @@ Send = Callable[[Any], Any]
 PIECE_BYTES: Final = 256 << 10
 _MAX_IGNORED_BYTES: Final = 16 << 20
 _SHORT_BYTES: Final = 1 << 20
+_SOON_SECONDS: Final = 0.25
+_PATIENT_SECONDS: Final = 2.0
 _WOULD_BLOCK: Final = frozenset({errno.EAGAIN, errno.EOPNOTSUPP, errno.EINVAL})
 """EAGAIN: not in the page cache. The others: a file system or kernel that cannot read without blocking."""
 
@@ -212,8 +214,8 @@ class _Body:
                     yield bytes(buffer)
                 buffer.clear()
 
-    async def _next(self) -> tuple[bytes, bool]:
-        piece, more = await self._edge.body_piece(self._receive)
+    async def _next(self, idle_seconds: float | None = None) -> tuple[bytes, bool]:
+        piece, more = await self._edge.body_piece(self._receive, idle_seconds)
         self._ended = not more
         if self._left is not None:
             self._left -= len(piece)
@@ -229,7 +231,7 @@ class _Body:
         waits for `100 Continue` has sent nothing and must not be asked for more.
         """
         if not self._expects and self._left is not None and self._left <= _SHORT_BYTES:
-            await self._run_dry()  # costs less than a new connection
+            await self._run_dry(_SOON_SECONDS)  # costs less than a new connection
         if self._ended:
             await send({"type": "http.response.start", "status": status, "headers": headers})
             await send({"type": "http.response.body", "body": content})
@@ -239,17 +241,17 @@ class _Body:
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": content, "more_body": True})
         if not self._expects:
-            await self._run_dry()
+            await self._run_dry(_PATIENT_SECONDS)
         await send({"type": "http.response.body"})
 
-    async def _run_dry(self) -> None:
+    async def _run_dry(self, idle_seconds: float) -> None:
         room = _MAX_IGNORED_BYTES
         if self._left is not None and self._left <= self._edge.service.limits.max_entry_bytes:
             room = max(room, self._left)
-        # The answer is out already; whatever ends the body now ends the connection as well.
+        # Nobody needs these bytes; whatever ends them early ends the connection with the answer.
         with contextlib.suppress(Refusal, ClientGone):
             while not self._ended and room > 0:
-                room -= len((await self._next())[0])
+                room -= len((await self._next(idle_seconds))[0])
 
 
 def _entry_headers(manifest: Manifest) -> Headers:

@@ -377,8 +377,11 @@ class Incoming:
     def _check_header(self, header: Header) -> None:
         if header.key != self._key:
             raise CorruptEntry(CorruptReason.KEY, "the entry is of another key than the one it was sent to")
-        if self._verifier.frame.entry_bytes != self._size_bytes:
-            raise CorruptEntry(CorruptReason.LENGTH, "the entry declares another length than announced")
+        declared = self._verifier.frame.entry_bytes
+        if declared > self._size_bytes:
+            raise CorruptEntry(CorruptReason.SHORT, "the entry declares more bytes than were announced")
+        if declared < self._size_bytes:
+            raise CorruptEntry(CorruptReason.LENGTH, "the entry declares fewer bytes than were announced")
 
     def commit(self) -> tuple[PutStatus, Manifest]:
         """Publishes what was received; a key that has an entry keeps it.
