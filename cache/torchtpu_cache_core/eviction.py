@@ -17,7 +17,7 @@ from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
 
-MAX_POINTS: Final = 64
+MAX_POINTS: Final = 128
 RESOLUTION_SECONDS: Final = 60.0
 """Last uses are recorded once a minute, so L is no finer."""
 
@@ -68,7 +68,7 @@ class Inflation:
         self._points.append((seconds, level))
         if len(self._points) > MAX_POINTS:
             half = MAX_POINTS // 2
-            self._points[:half] = self._points[1:half:2]
+            self._points[:half] = self._points[0:half:2]
 
 
 def worth(candidate: Candidate[T], inflation: Inflation, now_seconds: float) -> float:

@@ -54,10 +54,9 @@ def ensure_private_dir(path: Path) -> Path:
         StoreError: any other failure to make it.
     """
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for missing in reversed([p for p in (path, *path.parents) if not os.path.lexists(p)]):
+            missing.mkdir(mode=0o700, exist_ok=True)
         found = path.lstat()
-    except FileExistsError:
-        raise StoreRefused(f"{path} is not a folder; move it away or choose another folder") from None
     except OSError as error:
         raise store_error(error, f"the folder {path} could not be made") from error
     _refuse_unless_private(path, found, {os.geteuid()})
@@ -79,8 +78,6 @@ def check_private_dir(path: Path) -> None:
         return
     except OSError as error:
         raise store_error(error, f"the folder {path} could not be looked at") from error
-    if not stat.S_ISLNK(found.st_mode) and not stat.S_ISDIR(found.st_mode):
-        raise StoreRefused(f"{path} is not a folder; move it away or choose another folder")
     _refuse_unless_private(path, found, {os.geteuid(), 0})
 
 
@@ -89,6 +86,8 @@ def _refuse_unless_private(path: Path, found: os.stat_result, owners: set[int]) 
         raise StoreRefused(
             f"{path} is a symbolic link; choose the folder that it points to instead", FailureKind.FORBIDDEN
         )
+    if not stat.S_ISDIR(found.st_mode):
+        raise StoreRefused(f"{path} is not a folder; move it away or choose another folder")
     if found.st_uid not in owners:
         raise StoreRefused(
             f"{path} belongs to user {found.st_uid}, not to you (user {os.geteuid()}); choose a folder of your own",

@@ -11,12 +11,13 @@ V = TypeVar("V")
 
 
 class _Flight(Generic[V]):
-    __slots__ = ("done", "landed", "result")
+    __slots__ = ("done", "landed", "result", "waiting")
 
     def __init__(self) -> None:
         self.done = threading.Event()
         self.landed = False
         self.result: list[V] = []
+        self.waiting = 0
 
 
 class SingleFlight(Generic[K, V]):
@@ -28,7 +29,7 @@ class SingleFlight(Generic[K, V]):
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards _flights, for moments only
+        self._lock = threading.Lock()  # guards _flights and their counts, for moments only
         self._flights: dict[K, _Flight[V]] = {}
 
     def do(self, key: K, call: Callable[[], V]) -> tuple[V, bool]:
@@ -42,11 +43,19 @@ class SingleFlight(Generic[K, V]):
                 flight = self._flights.get(key)
                 if leads := flight is None:
                     flight = self._flights[key] = _Flight()
+                else:
+                    flight.waiting += 1
             if leads:
                 return self._lead(key, flight, call), True
             flight.done.wait()
             if flight.landed:
                 return flight.result[0], False
+
+    def waiting(self, key: K) -> int:
+        """How many threads wait for the result of `key` now."""
+        with self._lock:
+            flight = self._flights.get(key)
+            return 0 if flight is None else flight.waiting
 
     def _lead(self, key: K, flight: _Flight[V], call: Callable[[], V]) -> V:
         try:

@@ -12,8 +12,8 @@
 | 3088 | 2048 | u64 per shard: bytes of entries and leftovers |
 | 5136 | 2048 | u64 per shard: bytes reserved |
 | 7184 | 2048 | f64 per shard: when it was last scanned, 0 for never |
-| 9232 | 1024 | 64 pairs of f64: inflation points (`eviction.Inflation`) |
-| 10256 | 32 | SHA-256 of all bytes before |
+| 9232 | 2048 | 128 pairs of f64: inflation points (`eviction.Inflation`) |
+| 11280 | 32 | SHA-256 of all bytes before |
 
 A writer that is killed leaves its reservation behind, and other tools may delete files. So the ledger is not the truth,
 but is corrected shard by shard: each put scans one shard whose last scan is old. A scan runs without a lock, and counts
@@ -121,7 +121,8 @@ class Ledger:
         oldest_seconds = min(self.scanned_seconds)
         oldest = self.scanned_seconds.index(oldest_seconds)
         # A scan dated in the future comes from a clock that was set back.
-        is_due = not now_seconds - RESCAN_SECONDS < oldest_seconds <= now_seconds + RESCAN_SECONDS
+        is_recent = now_seconds - RESCAN_SECONDS < oldest_seconds <= now_seconds + RESCAN_SECONDS
+        is_due = oldest_seconds == 0.0 or not is_recent
         never = self.scanned_seconds[shard] == 0.0
         return [*([shard] if never else []), *([oldest] if is_due and oldest != shard else [])]
 

@@ -1,0 +1,104 @@
+"""Single flight among threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from torchtpu_cache_core.singleflight import SingleFlight
+
+
+class Cancelled(BaseException):
+    """Like KeyboardInterrupt, without stopping the test run."""
+
+
+class Slow:
+    """A call that says when it began and ends when told to."""
+
+    def __init__(self, end: Callable[[], int]) -> None:
+        self.began = threading.Event()
+        self.go = threading.Event()
+        self.end = end
+
+    def __call__(self) -> int:
+        self.began.set()
+        assert self.go.wait(10)
+        return self.end()
+
+
+def _raise(error: BaseException) -> int:
+    raise error
+
+
+def test_waiters_get_the_leaders_result() -> None:
+    flights: SingleFlight[str, int] = SingleFlight()
+    slow = Slow(lambda: 42)
+    with ThreadPoolExecutor(5) as pool:
+        leader = pool.submit(flights.do, "key", slow)
+        assert slow.began.wait(10)
+        waiters = [pool.submit(flights.do, "key", lambda: _raise(AssertionError("ran twice"))) for _ in range(4)]
+        _until(lambda: flights.waiting("key") == 4)
+        slow.go.set()
+        assert leader.result(10) == (42, True)
+        assert [w.result(10) for w in waiters] == [(42, False)] * 4
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), Cancelled()])
+def test_a_leader_that_fails_wakes_waiters_who_try_themselves(error: BaseException) -> None:
+    flights: SingleFlight[str, int] = SingleFlight()
+    slow = Slow(lambda: _raise(error))
+    runs: list[int] = []
+
+    def mine() -> int:
+        runs.append(1)
+        return 7
+
+    failures: list[BaseException] = []
+
+    def lead() -> None:
+        try:
+            flights.do("key", slow)
+        except BaseException as raised:
+            failures.append(raised)
+
+    leader = threading.Thread(target=lead)
+    leader.start()
+    assert slow.began.wait(10)
+    with ThreadPoolExecutor(3) as pool:
+        waiters = [pool.submit(flights.do, "key", mine) for _ in range(3)]
+        _until(lambda: flights.waiting("key") == 3)
+        slow.go.set()
+        results = [w.result(10) for w in waiters]
+    leader.join(10)
+    assert failures == [error]
+    assert [value for value, _ in results] == [7, 7, 7]
+    assert 1 <= len(runs) == sum(leads for _, leads in results) <= 3
+
+
+def test_keys_do_not_wait_for_each_other() -> None:
+    flights: SingleFlight[str, int] = SingleFlight()
+    slow = Slow(lambda: 1)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(flights.do, "slow", slow)
+        assert slow.began.wait(10)
+        assert flights.do("other", lambda: 2) == (2, True)
+        slow.go.set()
+        assert first.result(10) == (1, True)
+
+
+def test_a_result_is_not_kept() -> None:
+    flights: SingleFlight[str, int] = SingleFlight()
+    assert flights.do("key", lambda: 1) == (1, True)
+    assert flights.do("key", lambda: 2) == (2, True)
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    turn = threading.Event()
+    for _ in range(2000):
+        if condition():
+            return
+        turn.wait(0.005)
+    pytest.fail("it never came to that")
