@@ -34,6 +34,7 @@ MEMORY_BYTES: Final = 8 << 30
 
 _CHILD: Final = "torchtpu_cache_core.canonical.canonicaliser_child"
 _LIBRARIES: Final = ("libjax_common.so", "xla_extension.so")
+_ATTEMPTS: Final = 2
 _MAX_REMEMBERED: Final = 4096
 _PASSED_ON: Final = ("PATH", "HOME", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR", "VIRTUAL_ENV")
 
@@ -116,10 +117,9 @@ class ProgramCanonicaliser:
     def _judge(self, program: bytes) -> tuple[_Verdict, bool]:
         """The verdict, and whether the same program would get it again."""
         if self._library is not None:
-            try:
-                answer, _ = self._child.call({}, program, deadline_seconds=self._deadline_seconds)
-            except (ChildDied, ChildTimeout, OSError):
-                # Nothing about the program: a machine with more room or time may say otherwise.
+            answer = self._ask(program)
+            if answer is None:
+                # That says nothing of the program: a machine with more room or time may read it.
                 return _scanned(program), False
             facts = ProgramFacts.from_json(answer)
             if facts is not None:
@@ -129,6 +129,17 @@ class ProgramCanonicaliser:
                     return bypass, True
                 return facts, True
         return _scanned(program), True
+
+    def _ask(self, program: bytes) -> dict[str, Any] | None:
+        """What the child says; None where it gave no answer."""
+        for _ in range(_ATTEMPTS):
+            try:
+                return self._child.call({}, program, deadline_seconds=self._deadline_seconds)[0]
+            except ChildDied:
+                continue  # it may have been killed for the sake of others
+            except (ChildTimeout, OSError):
+                return None
+        return None
 
     def _canonicaliser_identity(self) -> str:
         if self._canonicaliser is None:

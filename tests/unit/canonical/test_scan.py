@@ -56,7 +56,12 @@ def test_names_that_only_look_alike_pass() -> None:
     assert reason(bytecode(b"ascend_v1", b"recvd", b"resend")) == "raw"
 
 
-TEXT = b"module @m {\n  func.func public @main(%a: tensor<2xf32>) -> tensor<2xf32> {\n    return %a : tensor<2xf32>\n  }\n}\n"
+TEXT = b"""module @m {
+  func.func public @main(%a: tensor<2xf32>) -> tensor<2xf32> {
+    return %a : tensor<2xf32>
+  }
+}
+"""
 
 
 @pytest.mark.parametrize(
