@@ -5,7 +5,7 @@
 
 While open, every call fails at once with `BreakerOpen`, and is counted as skipped: neither a miss nor a failure of the
 store. A refusal (permissions, read-only, full) does not open the breaker, for the store answers; it is remembered for
-a while for calls of its direction, so that a read-only client does not offer every entry in vain.
+a while for calls that need the same right, so that a read-only client does not offer every entry in vain.
 """
 
 from __future__ import annotations
@@ -49,9 +49,12 @@ class BreakerOpen(StoreUnavailable):
     """The store was not asked. `kind` is that of the failure that opened the breaker."""
 
 
-class _Direction(enum.Enum):
+class _Right(enum.Enum):
+    """What a refusal speaks for: a full store takes no entry, but deletes and reads."""
+
     READ = "read"
-    WRITE = "write"
+    PUT = "put"
+    DELETE = "delete"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +107,7 @@ class _Circuit:
         self.failures = 0
         self.probes = 0
         self.not_before = 0.0
-        self.refusals: dict[_Direction, tuple[StoreError, float]] = {}
+        self.refusals: dict[_Right, tuple[StoreError, float]] = {}
         self.opened_total = 0
         self.skipped_total = 0
         self.refused_total = 0
@@ -160,24 +163,24 @@ class BreakerStore(Store):
             )
 
     def get(self, key: Key) -> Stored | None:
-        return self._guarded(_Direction.READ, lambda: self._inner.get(key))
+        return self._guarded(_Right.READ, lambda: self._inner.get(key))
 
     def put(self, entry: Entry, attestation: Attestation | None = None) -> PutOutcome:
-        return self._guarded(_Direction.WRITE, lambda: self._inner.put(entry, attestation))
+        return self._guarded(_Right.PUT, lambda: self._inner.put(entry, attestation))
 
     def contains(self, key: Key) -> bool:
-        return self._guarded(_Direction.READ, lambda: self._inner.contains(key))
+        return self._guarded(_Right.READ, lambda: self._inner.contains(key))
 
     def delete(self, key: Key) -> bool:
-        return self._guarded(_Direction.WRITE, lambda: self._inner.delete(key))
+        return self._guarded(_Right.DELETE, lambda: self._inner.delete(key))
 
     def iterate(self) -> Iterator[EntryInfo]:
         entries = iter(self._inner.iterate())
-        while (info := self._guarded(_Direction.READ, lambda: next(entries, None))) is not None:
+        while (info := self._guarded(_Right.READ, lambda: next(entries, None))) is not None:
             yield info
 
     def stats(self) -> StoreStats:
-        return self._guarded(_Direction.READ, self._inner.stats)
+        return self._guarded(_Right.READ, self._inner.stats)
 
     def close(self) -> None:
         self._own_circuit().stop.set()
@@ -204,31 +207,31 @@ class BreakerStore(Store):
             self._circuit = _Circuit()
         return self._circuit
 
-    def _guarded(self, direction: _Direction, call: Callable[[], _T]) -> _T:
+    def _guarded(self, right: _Right, call: Callable[[], _T]) -> _T:
         circuit = self._own_circuit()
         if circuit.open_error is not None or circuit.refusals:
-            self._refuse_now(circuit, direction)
+            self._refuse_now(circuit, right)
         try:
             value = call()
         except StoreError as error:
-            self._failed(circuit, direction, error)
+            self._failed(circuit, right, error)
             raise
         if circuit.failures or circuit.probes or circuit.last_error is not None:
             self._answered(circuit)
         return value
 
-    def _refuse_now(self, circuit: _Circuit, direction: _Direction) -> None:
+    def _refuse_now(self, circuit: _Circuit, right: _Right) -> None:
         with circuit.lock:
             if circuit.open_error is not None:
                 circuit.skipped_total += 1
                 raise BreakerOpen(f"not asked, since {circuit.open_error}", circuit.open_error.kind)
-            refusal, until = circuit.refusals.get(direction, (None, 0.0))
+            refusal, until = circuit.refusals.get(right, (None, 0.0))
             if refusal is None:
                 return
             if self._clock.monotonic() < until:
                 circuit.refused_total += 1
                 raise _again(refusal)
-            del circuit.refusals[direction]
+            del circuit.refusals[right]
 
     def _answered(self, circuit: _Circuit) -> None:
         with circuit.lock:
@@ -236,7 +239,7 @@ class BreakerStore(Store):
             if not circuit.refusals:
                 circuit.last_error = None
 
-    def _failed(self, circuit: _Circuit, direction: _Direction, error: StoreError) -> None:
+    def _failed(self, circuit: _Circuit, right: _Right, error: StoreError) -> None:
         settings = self._settings
         if isinstance(error, EntryTooLarge | CorruptEntry):
             return  # about one entry: it says nothing of the store
@@ -244,7 +247,7 @@ class BreakerStore(Store):
             circuit.last_error = error
             if isinstance(error, StoreFull) or error.kind in _REFUSALS:
                 seconds = settings.full_seconds if isinstance(error, StoreFull) else settings.refusal_seconds
-                circuit.refusals[direction] = (error, self._clock.monotonic() + seconds)
+                circuit.refusals[right] = (error, self._clock.monotonic() + seconds)
                 circuit.failures = circuit.probes = 0
                 return
             circuit.failures += 1
