@@ -10,8 +10,8 @@ import errno
 import fcntl
 import os
 import stat
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -23,6 +23,8 @@ from torchtpu_cache_core.stores.ledger import LEDGER_BYTES, Ledger
 
 LOCK_SECONDS: Final = 2.0
 """How long a stopped process that holds the lock may keep the others waiting, before their puts fail."""
+
+_WAITS: Final = 1000
 
 
 class Account:
@@ -37,9 +39,8 @@ class Account:
         self._path = path
         self._files = files
         self._fresh = fresh
-        self._waits = threading.Lock()  # guards longest_wait_seconds
-        self.longest_wait_seconds = 0.0
-        """The longest that this process has waited for the lock."""
+        self.waits_seconds: deque[float] = deque(maxlen=_WAITS)
+        """How long this process waited for the lock, the last times; appending is atomic."""
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[Ledger]:
@@ -103,6 +104,4 @@ class Account:
                 if has_no_locks(error):
                     break
                 raise
-        waited = time.monotonic() - began
-        with self._waits:
-            self.longest_wait_seconds = max(self.longest_wait_seconds, waited)
+        self.waits_seconds.append(time.monotonic() - began)

@@ -100,9 +100,9 @@ class DiskStore(Store):
         return Capabilities(name="disk", durable=True, shared=True, evicts=True, keeps_attestation=True)
 
     @property
-    def longest_lock_wait_seconds(self) -> float:
-        """The longest that this store waited for another process or thread."""
-        return self._account.longest_wait_seconds
+    def lock_waits_seconds(self) -> list[float]:
+        """How long this store waited for other processes and threads, the last thousand times."""
+        return list(self._account.waits_seconds)
 
     # ---- reading ---------------------------------------------------------------------------------------------
 
