@@ -121,7 +121,7 @@ def key_of(components: Sequence[Component], scheme: str = SCHEME) -> Key:
 
 def _is_shown(raw: bytes) -> bool:
     # ASCII only: what str.isprintable says of the rest depends on the interpreter's Unicode tables.
-    return all(0x20 <= byte < 0x7F for byte in raw)
+    return raw.isascii() and raw.decode("ascii").isprintable()
 
 
 def _framed(length_format: str, value: bytes) -> bytes:

@@ -355,7 +355,7 @@ class DiskStore(Store):
         ledger = self._account.snapshot()
         mean_bytes = max(1, ledger.total_bytes() // max(1, ledger.total_entries()))
         likely = max(need_entries, need_bytes // mean_bytes)
-        candidates, corrupt = self._shards.sample(min(_MAX_SAMPLE, max(_SAMPLE, 4 * likely)))
+        candidates, corrupt = self._shards.sample(min(_MAX_SAMPLE, max(_SAMPLE, 2 * likely)))
         now = self._clock.time()
         victims = choose(candidates, ledger.inflation, now, need_bytes=need_bytes, need_entries=need_entries)
         removed: list[tuple[int, int]] = []
