@@ -29,6 +29,7 @@ class Fault:
         methods: only for these; empty for all.
         over_bytes: only for requests with a larger body than this.
         hang: says nothing, and holds the connection until the proxy closes.
+        flip_request_at: inverts a bit of this byte of the request's body.
         reset_request_at: resets the connection once so many bytes of the body have come.
         delay_seconds: before anything is answered.
         status, body, content_type, retry_after: the proxy's own answer instead of the upstream's.
@@ -45,6 +46,7 @@ class Fault:
     methods: frozenset[str] = frozenset()
     over_bytes: int = -1
     hang: bool = False
+    flip_request_at: int | None = None
     reset_request_at: int | None = None
     delay_seconds: float = 0.0
     status: int | None = None
@@ -146,6 +148,8 @@ class FaultProxy:
         if fault.reset_request_at is not None:
             reset(client)
             raise ConnectionResetError
+        if fault.flip_request_at is not None and body:
+            body[fault.flip_request_at % len(body)] ^= 1
         return bytes(body)
 
     def _deliver(self, client: socket.socket, raw: bytes, fault: Fault) -> bool:

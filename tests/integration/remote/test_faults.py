@@ -119,7 +119,7 @@ def test_a_failed_get_is_never_a_miss(hasty: RemoteStore, proxy: FaultProxy, sto
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_failed_put_is_no_success(hasty: RemoteStore, proxy: FaultProxy, service: ServiceProcess, name: str) -> None:
+def test_a_failed_put_is_no_success(hasty: RemoteStore, proxy: FaultProxy, name: str) -> None:
     fault, error, kind = FAULTS[name]
     entry = entry_for(f"put in vain: {name}")
     proxy.fault = fault
@@ -132,6 +132,17 @@ def test_a_failed_put_is_no_success(hasty: RemoteStore, proxy: FaultProxy, servi
     found = hasty.get(entry.key)
     assert found is not None
     assert found.entry.digest == entry.digest
+
+
+@pytest.mark.parametrize("at", [0, 100, 10_000, -1])
+def test_an_upload_that_arrives_damaged_is_not_published(store: RemoteStore, proxy: FaultProxy, at: int) -> None:
+    entry = entry_for(f"damaged at {at}", size_bytes=20_000)
+    proxy.fault = Fault(methods=frozenset({"PUT"}), flip_request_at=at)
+    with pytest.raises(CorruptEntry):
+        store.put(entry)
+    assert store.get(entry.key) is None
+    proxy.fault = None
+    assert store.put(entry).status is PutStatus.CREATED
 
 
 @pytest.mark.parametrize("name", FAULTS)
