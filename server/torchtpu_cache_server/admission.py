@@ -25,7 +25,7 @@ class Limits:
         limit_bytes: of all entries, each counted in whole blocks with its manifest (`index.base.charged_bytes`).
         limit_entries: of all namespaces together.
         max_entry_bytes: of one entry.
-        min_free_bytes: what stays free on the disk for others.
+        min_free_bytes: what stays free on the disk for others, but no more than a twentieth of it.
 
     Raises:
         ConfigError: a limit below what makes sense.
@@ -96,9 +96,12 @@ class Admission:
             return True
         if totals.entries + reserved_entries > self.limits.limit_entries:
             return True
-        free = self._bucket.free_bytes()
+        space = self._bucket.space()
+        if space is None:
+            return False
         # What is being received counts twice, as reserved and as gone from the disk: on the safe side.
-        return free is not None and free - reserved_bytes < self.limits.min_free_bytes
+        spare_bytes = min(self.limits.min_free_bytes, space.total_bytes // 20)
+        return space.free_bytes - reserved_bytes < spare_bytes
 
     def _make_room(self) -> None:
         evicted = 0

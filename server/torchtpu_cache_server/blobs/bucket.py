@@ -45,6 +45,14 @@ class ObjectInfo:
     modified_seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Of a disk that others may fill as well."""
+
+    total_bytes: int
+    free_bytes: int
+
+
 class OpenObject(abc.ABC):
     """An object open for reading.
 
@@ -147,8 +155,8 @@ class Bucket(abc.ABC):
         """All objects whose names begin with `prefix`, which ends with a slash; in no particular order."""
 
     @abc.abstractmethod
-    def free_bytes(self) -> int | None:
-        """Room that is left, or None where there is no bound that matters."""
+    def space(self) -> Space | None:
+        """The room of the disk below, or None where there is no bound that matters."""
 
     @abc.abstractmethod
     def collect_leftovers(self, before_seconds: float) -> int:

@@ -23,7 +23,14 @@ from typing import Final
 from torchtpu_cache_core.errors import FailureKind, StoreError, StoreRefused, StoreUnavailable
 from torchtpu_cache_core.stores.failures import store_error, translated
 from torchtpu_cache_core.stores.files import Files
-from torchtpu_cache_server.blobs.bucket import Bucket, BucketCapabilities, ObjectInfo, OpenObject, Staged
+from torchtpu_cache_server.blobs.bucket import (
+    Bucket,
+    BucketCapabilities,
+    ObjectInfo,
+    OpenObject,
+    Space,
+    Staged,
+)
 from torchtpu_cache_server.blobs.layout import BLOBS, PROBES, ObjectName
 
 _TEMPORARY: Final = ".writing-"
@@ -222,10 +229,10 @@ class FileBucket(Bucket):
             elif info := _info(prefix + item.name, item):
                 yield info
 
-    def free_bytes(self) -> int | None:
+    def space(self) -> Space | None:
         with translated("the free space could not be read"):
             status = self._files.statvfs(self._root)
-        return status.f_bavail * status.f_frsize
+        return Space(status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize)
 
     def collect_leftovers(self, before_seconds: float) -> int:
         removed = 0

@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from support.served import Served, path_of, read_all
 
+from support.served import Served, path_of, read_all
 from torchtpu_cache_core import wire
 from torchtpu_cache_core.entry import Entry
 from torchtpu_cache_core.testing.entries import corruptions, entry_for, key_for, rival_of

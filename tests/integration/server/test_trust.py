@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from support.served import Served, path_of
 
+from support.served import Served, path_of
 from torchtpu_cache_core import wire
 from torchtpu_cache_core.testing.entries import entry_for
 
