@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from support.faultproxy import Fault, FaultProxy
 from support.service import ServiceData, ServiceProcess, running_service
-
 from torchtpu_cache.breaker import BreakerStore
 from torchtpu_cache.remote import RemoteStore
 from torchtpu_cache_core.errors import CorruptEntry, FailureKind

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 from support.rawserver import answer
-
 from torchtpu_cache_core import wire
 from torchtpu_cache_core.entry import Entry
 from torchtpu_cache_core.manifest import Manifest

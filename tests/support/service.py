@@ -71,9 +71,9 @@ def start_service(data_dir: Path, *options: str, listen: str = "127.0.0.1:0") ->
 
 
 @contextlib.contextmanager
-def running_service(data_dir: Path, *options: str) -> Iterator[ServiceProcess]:
+def running_service(data_dir: Path, *options: str, listen: str = "127.0.0.1:0") -> Iterator[ServiceProcess]:
     """The service for the time of the block; killed if the block has not ended it."""
-    service = start_service(data_dir, *options)
+    service = start_service(data_dir, *options, listen=listen)
     try:
         yield service
     finally:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from support.faultproxy import Fault, FaultProxy
 from support.service import ServiceProcess, running_service, start_service
-
 from torchtpu_cache.breaker import BreakerOpen, BreakerSettings, BreakerStore
 from torchtpu_cache.remote import RemoteStore
 from torchtpu_cache_core import wire

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+
 from support.rawserver import RawServer, answer, requests
 from support.replies import entry_headers, head_of, hit, manifest_of, miss, problem
-
 from torchtpu_cache.remote import RemoteStore
 from torchtpu_cache_core import wire
 from torchtpu_cache_core.errors import (
