@@ -185,11 +185,12 @@ def _kernel_text(payload: bytes) -> str:
 
 
 def _serialised(module: ir.Module) -> tuple[str, bytes]:
+    # Serialising works on the module itself and leaves it half converted where it fails.
+    spare = module.operation.clone()
     try:
         return FORM_PORTABLE, stablehlo.serialize_portable_artifact(module, PORTABLE_VERSION, True)
     except (ValueError, ir.MLIRError):
-        text = module.operation.get_asm(enable_debug_info=False, print_generic_op_form=True)
-        return FORM_TEXT, str(text).encode()
+        return FORM_TEXT, str(spare.get_asm(enable_debug_info=False, print_generic_op_form=True)).encode()
 
 
 def _handle(header: dict[str, Any], program: bytes) -> tuple[dict[str, Any], bytes]:

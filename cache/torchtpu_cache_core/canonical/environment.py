@@ -6,6 +6,7 @@ further variables by prefix, plugin create options, framework extras. rules.py s
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -145,7 +146,7 @@ def _flag_text(road: str, value: str) -> str:
 
 
 def _inline(value: str, text: str) -> str:
-    if text is value or len(text) > _MAX_VARIABLE_BYTES or "\0" in text:
+    if text is value or len(os.fsencode(text)) > _MAX_VARIABLE_BYTES or "\0" in text:
         return value
     # A text that does not begin with a flag would be taken for a file's name; as a file's content it holds no flags.
     return text if text.lstrip(" \t\r\n").startswith("-") else ""

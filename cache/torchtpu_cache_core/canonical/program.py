@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import math
 import os
 import site
 import threading
@@ -21,10 +22,12 @@ from torchtpu_cache_core.canonical.allowlist import AllowList
 from torchtpu_cache_core.canonical.forms import FORM_VERSION, MEMORY_VARIABLE, ProgramFacts
 from torchtpu_cache_core.canonical.scan import SCAN_VERSION, scan, text_count
 from torchtpu_cache_core.child import ChildDied, ChildProcess, ChildTimeout
+from torchtpu_cache_core.clock import SYSTEM_CLOCK, Clock
 from torchtpu_cache_core.errors import Bypass
 from torchtpu_cache_core.identity import FileIdentities
 from torchtpu_cache_core.key import SCHEME
 from torchtpu_cache_core.request import ProgramIdentity
+from torchtpu_cache_core.singleflight import SingleFlight
 
 __all__ = ["ProgramCanonicaliser", "ProgramFacts"]
 
@@ -34,7 +37,11 @@ MEMORY_BYTES: Final = 8 << 30
 
 _CHILD: Final = "torchtpu_cache_core.canonical.canonicaliser_child"
 _LIBRARIES: Final = ("libjax_common.so", "xla_extension.so")
+REST_SECONDS: Final = 300.0
+"""How long a program that the child left open is not tried again, nor any program after several such in a row."""
+
 _ATTEMPTS: Final = 2
+_MAX_FAILURES: Final = 3
 _MAX_REMEMBERED: Final = 4096
 _PASSED_ON: Final = ("PATH", "HOME", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR", "VIRTUAL_ENV")
 
@@ -50,6 +57,7 @@ class ProgramCanonicaliser:
         allowed_custom_calls: targets beside the written allow-list.
         deadline_seconds: for one program in the child.
         memory_bytes: address space of the child.
+        clock: for how long the child rests after failures.
 
     Raises:
         ConfigError: an allowed target is malformed or a host callback.
@@ -63,6 +71,7 @@ class ProgramCanonicaliser:
         allowed_custom_calls: Iterable[str] = (),
         deadline_seconds: float = DEADLINE_SECONDS,
         memory_bytes: int = MEMORY_BYTES,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._aliases = aliases
         self._allow_list = AllowList.of(allowed_custom_calls)
@@ -71,8 +80,12 @@ class ProgramCanonicaliser:
         self._identities = identities or FileIdentities(None)
         self._canonicaliser: str | None = None
         self._child = ChildProcess(_CHILD, _child_environ(os.environ, memory_bytes))
-        self._remembered: OrderedDict[str, _Verdict] = OrderedDict()
-        self._lock = threading.Lock()  # guards the memory of verdicts; never held while anything is read or parsed
+        self._clock = clock
+        self._failures = 0  # requests in a row that the child left open
+        self._resting_until = -math.inf
+        self._flights = SingleFlight[str, _Verdict]()
+        self._remembered: OrderedDict[str, tuple[_Verdict, float]] = OrderedDict()
+        self._lock = threading.Lock()  # guards _remembered; never held while anything is read or parsed
 
     @property
     def child_pid(self) -> int | None:
@@ -99,76 +112,88 @@ class ProgramCanonicaliser:
         raw = hashlib.sha256(program).hexdigest()
         verdict = self._recall(raw)
         if verdict is None:
-            name = alias_name(SCHEME, self._canonicaliser_identity(), self._allow_list.identity, raw)
-            verdict = self._aliased(name)
-            if verdict is None:
-                verdict, lasting = self._judge(program)
-                if lasting and self._aliases is not None:
-                    self._aliases.put(name, _record(verdict))
-                if not lasting:
-                    return _given(verdict)
-            self._remember(raw, verdict)
-        return _given(verdict)
+            verdict, _ = self._flights.do(raw, lambda: self._found(program, raw))
+        if isinstance(verdict, Bypass):
+            # A raised exception carries its traceback, so each caller gets one of its own.
+            raise Bypass(verdict.reason, verdict.detail)
+        return verdict
 
     def close(self) -> None:
         """Ends the helper process; a later call starts another."""
         self._child.close()
 
+    def _found(self, program: bytes, raw: str) -> _Verdict:
+        name = self._alias(raw)
+        record = self._aliases.get(name) if self._aliases is not None and name is not None else None
+        verdict = None if record is None else _verdict(record)
+        lasting = True
+        if verdict is None:
+            verdict, lasting = self._judge(program)
+            if lasting and self._aliases is not None and name is not None:
+                self._aliases.put(name, _record(verdict))
+        self._remember(raw, verdict, lasting=lasting)
+        return verdict
+
     def _judge(self, program: bytes) -> tuple[_Verdict, bool]:
         """The verdict, and whether the same program would get it again."""
-        if self._library is not None:
-            answer = self._ask(program)
-            if answer is None:
-                # That says nothing of the program: a machine with more room or time may read it.
-                return _scanned(program), False
-            facts = ProgramFacts.from_json(answer)
-            if facts is not None:
-                try:
-                    self._allow_list.check(facts.custom_calls)
-                except Bypass as bypass:
-                    return bypass, True
-                return facts, True
-        return _scanned(program), True
+        if self._library is None:
+            return _scanned(program), True
+        answer = self._ask(program)
+        if answer is None:
+            # That says nothing of the program: with more room or time it may be read.
+            return _scanned(program), False
+        facts = ProgramFacts.from_json(answer)
+        if facts is None:
+            return _scanned(program), True
+        try:
+            self._allow_list.check(facts.custom_calls)
+        except Bypass as bypass:
+            return bypass, True
+        return facts, True
 
     def _ask(self, program: bytes) -> dict[str, Any] | None:
         """What the child says; None where it gave no answer."""
+        if self._clock.monotonic() < self._resting_until:
+            return None
         for _ in range(_ATTEMPTS):
             try:
-                return self._child.call({}, program, deadline_seconds=self._deadline_seconds)[0]
+                answer, _ = self._child.call({}, program, deadline_seconds=self._deadline_seconds)
             except ChildDied:
                 continue  # it may have been killed for the sake of others
             except (ChildTimeout, OSError):
-                return None
+                break
+            self._failures = 0
+            return answer
+        self._failures += 1
+        if self._failures >= _MAX_FAILURES:
+            # A jaxlib that cannot work here must not cost every program its attempts.
+            self._resting_until = self._clock.monotonic() + REST_SECONDS
         return None
 
-    def _canonicaliser_identity(self) -> str:
+    def _alias(self, raw: str) -> str | None:
         if self._canonicaliser is None:
-            library = "none" if self._library is None else self._identities.sha256(self._library)
+            try:
+                library = "none" if self._library is None else self._identities.sha256(self._library)
+            except Bypass:
+                return None  # without jaxlib's identity an alias could outlive the jaxlib that it is right for
             self._canonicaliser = f"form {FORM_VERSION} scan {SCAN_VERSION} jaxlib {library}"
-        return self._canonicaliser
-
-    def _aliased(self, name: str) -> _Verdict | None:
-        record = None if self._aliases is None else self._aliases.get(name)
-        return None if record is None else _verdict(record)
+        return alias_name(SCHEME, self._canonicaliser, self._allow_list.identity, raw)
 
     def _recall(self, raw: str) -> _Verdict | None:
         with self._lock:
-            if raw in self._remembered:
-                self._remembered.move_to_end(raw)
-            return self._remembered.get(raw)
+            verdict, until = self._remembered.get(raw, (None, 0.0))
+            if verdict is None or self._clock.monotonic() >= until:
+                return None
+            self._remembered.move_to_end(raw)
+            return verdict
 
-    def _remember(self, raw: str, verdict: _Verdict) -> None:
+    def _remember(self, raw: str, verdict: _Verdict, *, lasting: bool) -> None:
+        until = math.inf if lasting else self._clock.monotonic() + REST_SECONDS
         with self._lock:
-            self._remembered[raw] = verdict
+            self._remembered[raw] = (verdict, until)
+            self._remembered.move_to_end(raw)
             while len(self._remembered) > _MAX_REMEMBERED:
                 self._remembered.popitem(last=False)
-
-
-def _given(verdict: _Verdict) -> ProgramFacts:
-    if isinstance(verdict, Bypass):
-        # A raised exception carries its traceback, so each caller gets one of its own.
-        raise Bypass(verdict.reason, verdict.detail)
-    return verdict
 
 
 def _scanned(program: bytes) -> _Verdict:
@@ -199,7 +224,10 @@ def _verdict(record: Mapping[str, Any]) -> _Verdict | None:
 
 def _jaxlib_library() -> Path | None:
     """The library with jaxlib's MLIR, found without importing it."""
-    spec = importlib.util.find_spec("jaxlib")
+    try:
+        spec = importlib.util.find_spec("jaxlib")
+    except (ImportError, ValueError):
+        return None
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         for name in _LIBRARIES:
             if (library := Path(folder) / name).is_file():

@@ -103,7 +103,7 @@ ORDERED_FLAGS: Final = frozenset(
 KEPT_PREFIXES: Final = ("XLA_", "LIBTPU_", "TPU_", "PJRT_")
 """Variables with these prefixes, and KEPT_VARIABLES, are in the key unless dropped; others are not looked at."""
 
-KEPT_VARIABLES: Final = frozenset({"TF_XLA_FLAGS"})
+KEPT_VARIABLES: Final = frozenset({"TF_ENABLE_ONEDNN_OPTS", "TF_XLA_FLAGS"})
 
 _PLACE: Final = "which devices or process this is"
 _NAME: Final = "a name, address or port"

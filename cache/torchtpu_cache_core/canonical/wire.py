@@ -47,6 +47,8 @@ def read_varint(data: bytes, offset: int) -> tuple[int, int]:
     Raises:
         WireError: it does not end within the data or within ten bytes.
     """
+    if offset < len(data) and data[offset] < 0x80:  # nearly all are one byte
+        return data[offset], offset + 1
     value = 0
     for index, byte in enumerate(data[offset : offset + _MAX_VARINT_BYTES]):
         value |= (byte & 0x7F) << (7 * index)

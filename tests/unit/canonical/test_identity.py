@@ -117,3 +117,18 @@ def test_an_absent_file_has_no_identity(tmp_path: Path) -> None:
     with pytest.raises(Bypass) as caught:
         FileIdentities(None).sha256(tmp_path / "absent.so")
     assert caught.value.reason == "target_unknown"
+
+
+def test_many_writers_of_one_memo(library: Path, tmp_path: Path) -> None:
+    memo = tmp_path / "memo"
+    found: set[str] = set()
+    threads = [
+        threading.Thread(target=lambda: found.add(FileIdentities(memo, clock=LaterClock()).sha256(library)))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {hashlib.sha256(library.read_bytes()).hexdigest()}
+    assert len(list(memo.iterdir())) == 1

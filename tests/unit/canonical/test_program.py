@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from torchtpu_cache_core.canonical.alias import AliasStore
-from torchtpu_cache_core.canonical.program import MAX_PROGRAM_BYTES, ProgramCanonicaliser
+from torchtpu_cache_core.canonical.program import MAX_PROGRAM_BYTES, REST_SECONDS, ProgramCanonicaliser
+from torchtpu_cache_core.child import ChildDied
 from torchtpu_cache_core.errors import Bypass, ConfigError
 from torchtpu_cache_core.identity import FileIdentities
 
@@ -184,16 +186,42 @@ def test_a_dead_child_is_replaced(aliased: ProgramCanonicaliser) -> None:
     assert aliased.facts(module(name="other")).identity == aliased.facts(module()).identity
 
 
-def test_a_child_that_always_dies_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    resolver = ProgramCanonicaliser(AliasStore(tmp_path / "aliases"))
-    monkeypatch.setattr(resolver._child, "_module", "torchtpu_cache_core.absent")
-    assert resolver.facts(module()).identity.form == "raw"
+class MovedClock:
+    """Time that only a test moves."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def time(self) -> float:
+        return self.seconds
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+def test_a_child_that_always_dies_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = MovedClock()
+    resolver = ProgramCanonicaliser(AliasStore(tmp_path / "aliases"), clock=clock)
+    asked: list[int] = []
+
+    def dies(*args: object, **more: object) -> NoReturn:
+        asked.append(1)
+        raise ChildDied("gone", "", None)
+
+    monkeypatch.setattr(resolver._child, "call", dies)
+    for i in range(10):
+        assert resolver.facts(module(name=f"m{i}")).identity.form == "raw"
+    assert len(asked) == 6, "two attempts for each of three programs, then none"
     assert not list((tmp_path / "aliases").rglob("*"))
+    monkeypatch.undo()
+    clock.seconds += REST_SECONDS
+    assert resolver.facts(module(name="m1")).identity.form == "portable-1.13.0"
     resolver.close()
 
 
 def test_a_hanging_child_is_ended_and_its_program_hashed_raw(tmp_path: Path) -> None:
-    resolver = ProgramCanonicaliser(AliasStore(tmp_path / "aliases"), deadline_seconds=20)
+    clock = MovedClock()
+    resolver = ProgramCanonicaliser(AliasStore(tmp_path / "aliases"), clock=clock)
     resolver.facts(module(name="first"))
     pid = resolver.child_pid
     assert pid is not None
@@ -201,11 +229,31 @@ def test_a_hanging_child_is_ended_and_its_program_hashed_raw(tmp_path: Path) -> 
     os.kill(pid, signal.SIGSTOP)
     try:
         assert resolver.facts(module()).identity.form == "raw"
-        assert reason(resolver, module(call("Sharding"))) == "unparsed_custom_call"
-        resolver._deadline_seconds = 20
+        assert not Path(f"/proc/{pid}").exists()
+        resolver._deadline_seconds = 60
+        assert resolver.facts(module()).identity.form == "raw", "the same program is not tried again at once"
+        clock.seconds += REST_SECONDS
         assert resolver.facts(module()).identity.form == "portable-1.13.0", "a timeout says nothing of the program"
     finally:
         resolver.close()
+
+
+def test_damaged_programs_are_no_error(modules: list[Path]) -> None:
+    """Whatever the parser does to itself, the answer is an identity or a bypass."""
+    small = [path.read_bytes() for path in modules if path.stat().st_size < 4_000]
+    rng = random.Random(7)
+    resolver = ProgramCanonicaliser(None, clock=MovedClock())
+    resolver._failures = -1000  # never rests
+    for _ in range(60):
+        raw = bytearray(rng.choice(small))
+        for _ in range(rng.randint(1, 3)):
+            raw[rng.randrange(len(raw))] = rng.randrange(256)
+        try:
+            assert resolver.facts(bytes(raw)).identity.form
+        except Bypass as bypass:
+            assert bypass.reason in {"unscannable", "unparsed_custom_call", "custom_call_unlisted"}
+    assert resolver.facts(module()).identity.form == "portable-1.13.0"
+    resolver.close()
 
 
 def test_a_child_without_memory_is_no_error(tmp_path: Path) -> None:
@@ -322,6 +370,33 @@ def test_real_bytecode_with_a_custom_call_is_seen_by_the_scan(run_python: Any, c
     reasons, equal = run_python(BYTECODE, str(corpus / "kernels" / "affine.mlir"))
     assert reasons == ["unparsed_custom_call"] * 2
     assert equal == [True, True]
+
+
+REFUSED = """
+import hashlib, json, sys
+from pathlib import Path
+from torchtpu_cache_core.canonical import canonicaliser_child as child
+
+child.PORTABLE_VERSION = "0.9.0"  # older than what the program's gather needs
+program = Path(sys.argv[1]).read_bytes()
+context = child._context()
+with context:
+    module = child.stablehlo.deserialize_portable_artifact(context, program)
+    named = str(module.operation.get_asm(enable_debug_info=True)).replace("module {", "module @jit_step {", 1).encode()
+    altered = named.replace(b"stablehlo.multiply", b"stablehlo.maximum", 1)
+    module.operation.attributes["sym_name"] = child.ir.StringAttr.get("main")
+    text = module.operation.get_asm(enable_debug_info=False, print_generic_op_form=True)
+answers = [child.canonicalise(raw) for raw in (program, named, altered)]
+forms = [[answer["form"], answer["sha256"]] for answer in answers]
+print(json.dumps([*forms, hashlib.sha256(text.encode()).hexdigest()]))
+"""
+
+
+def test_a_program_that_the_version_refuses_is_hashed_as_text(run_python: Any, corpus: Path) -> None:
+    program, named, altered, text = run_python(REFUSED, str(corpus / "torchtpu_zoo_4.mlirbc"))
+    assert program == named == ["text", text]
+    assert altered[0] == "text"
+    assert altered[1] != text
 
 
 def test_the_working_directory_cannot_replace_a_module(run_python: Any, corpus: Path, tmp_path: Path) -> None:
