@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -30,18 +31,24 @@ _FRAME: Final = struct.Struct("<IQ")
 _MAX_HEADER_BYTES: Final = 16 << 20
 _MAX_PAYLOAD_BYTES: Final = 8 << 30
 _CHUNK_BYTES: Final = 1 << 20
-_STDERR_TAIL_BYTES: Final = 4096
+_STDERR_TAIL_BYTES: Final = 64 << 10
 _LIFELINE: Final = "TORCHTPU_CACHE_CHILD_LIFELINE"
 
 Handler = Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]
 
 
 class ChildDied(CacheError):
-    """The helper process ended, or broke the protocol, before it answered. `stderr_tail` is its last words."""
+    """The helper process ended, or broke the protocol, before it answered.
 
-    def __init__(self, message: str, stderr_tail: str) -> None:
+    Args:
+        stderr_tail: its last words.
+        returncode: its exit code, negative for the signal that ended it; None where it had to be ended.
+    """
+
+    def __init__(self, message: str, stderr_tail: str, returncode: int | None = None) -> None:
         super().__init__(message)
         self.stderr_tail = stderr_tail
+        self.returncode = returncode
 
 
 class ChildTimeout(CacheError):
@@ -95,8 +102,11 @@ class ChildProcess:
                 answer = json.loads(channel.receive(header_bytes))
                 return answer, bytes(channel.receive(payload_bytes))
             except (EOFError, OSError, ValueError) as error:
+                returncode = self._returncode()
                 tail = self._end()
-                raise ChildDied(f"the helper process {self._module} ended without an answer", tail) from error
+                how = "" if returncode is None else _how_it_ended(returncode)
+                message = f"the helper process {self._module} ended without an answer{how}"
+                raise ChildDied(message, tail, returncode) from error
             except ChildTimeout:
                 self._end()
                 raise
@@ -118,7 +128,7 @@ class ChildProcess:
         try:
             self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
             self._process = subprocess.Popen(
-                [sys.executable, "-m", self._module],
+                [sys.executable, "-P", "-m", self._module],  # no module of the working directory stands in for one
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
@@ -133,6 +143,15 @@ class ChildProcess:
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
         return self._process
+
+    def _returncode(self) -> int | None:
+        """How the child ended by itself; None if it still runs."""
+        if self._process is None:
+            return None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            # Its pipes close a moment before it can be waited for.
+            return self._process.wait(timeout=1.0)
+        return None
 
     def _end(self) -> str:
         """Kills and reaps the child; gives the last of its standard error."""
@@ -155,6 +174,15 @@ class ChildProcess:
             self._stderr.close()
             self._stderr = None
         return tail
+
+
+def _how_it_ended(returncode: int) -> str:
+    if returncode >= 0:
+        return f" (exit code {returncode})"
+    try:
+        return f" (killed by {signal.Signals(-returncode).name})"
+    except ValueError:
+        return f" (killed by signal {-returncode})"
 
 
 class _Channel:
