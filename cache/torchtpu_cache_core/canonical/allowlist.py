@@ -2,7 +2,7 @@
 
 A custom call names code outside the program. It may be cached only where the name alone, together with compiler and
 target, says what will run: operations that XLA itself knows, kernels whose whole text is in the call, and routines
-inside the library whose digest is the compiler's identity. A Python callback is none of these: two different
+that jaxlib brings along. A Python callback is none of these: two different
 callbacks give the same program.
 
 Sources: JAX's list of stable targets (jax/_src/export/_export.py in 0.10.2), its lowerings, the symbols of jaxlib's
@@ -30,7 +30,7 @@ FOREIGN_OPERATION: Final = "operation "
 _SHARDING: Final = "an annotation that XLA consumes"
 _KNOWN: Final = "an operation that XLA itself knows"
 _KERNEL: Final = "the kernel's text is in the call"
-_JAXLIB: Final = "a routine in jaxlib, whose digest is the compiler's identity"
+_JAXLIB: Final = "a routine of jaxlib, found by its name in the process that runs it"
 
 _ALL_TYPES: Final = ("gees", "geev", "gehrd", "geqp3", "geqrf", "gesdd", "gesvd", "getrf", "gtsv", "potrf", "trsm")
 _REAL_ONLY: Final = ("orgqr", "ormqr", "syevd", "sytrd")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from torchtpu_cache_core.canonical.files import file_value, read_flag_file
-from torchtpu_cache_core.canonical.flags import Flags, parse_absl_flags, parse_init_args, parse_xla_flags, select_argv
+from torchtpu_cache_core.canonical.flags import Flags, parse_argv, parse_init_args, parse_xla_flags
 from torchtpu_cache_core.canonical.rules import (
     DROPPED_PLUGIN_OPTIONS,
     DROPPED_VARIABLES,
@@ -29,7 +29,7 @@ _XLA_ROADS: Final = ("XLA_FLAGS", "TF_XLA_FLAGS")
 _INIT_ARGS_ROAD: Final = "LIBTPU_INIT_ARGS"
 _ARGV_ROAD: Final = "argv"
 
-_MAX_SHOWN: Final = 256
+_MAX_SHOWN: Final = 128  # of seven groups, beside options and target, in a key of 1,024 components
 _VARIABLE: Final = re.compile(r"[A-Za-z0-9_]{1,200}")  # no dot, which stands between a road and its flag
 _FLAG: Final = re.compile(r"[!-~]{1,200}")
 # The kernel refuses a longer single variable in a child's environment (MAX_ARG_STRLEN).
@@ -85,8 +85,7 @@ class Environment:
                 variables[road] = _inline(variables[road], text)
         if variables.get(_INIT_ARGS_ROAD):
             roads.append((_INIT_ARGS_ROAD, parse_init_args(variables[_INIT_ARGS_ROAD])))
-        if words := select_argv(argv):
-            roads.append((_ARGV_ROAD, parse_absl_flags(words)))
+        roads.append((_ARGV_ROAD, parse_argv(argv)))
         parts: dict[str, str] = {}
         for road, flags in roads:
             parts |= _road_parts(road, flags.canonical())

@@ -9,7 +9,7 @@ is unquoted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,7 +25,9 @@ _MAX_NESTED_FILES: Final = 4
 _BOOLEANS: Final = frozenset(name for name, kind in DEBUG_OPTIONS.values() if kind == "bool")
 _WORD: Final = "*word*"
 """Stands for the name of a word that is no flag."""
-_FLAG_PREFIXES: Final = ("xla", "libtpu", "tpu", "noxla", "nolibtpu", "notpu", "flagfile")
+_FLAG_PREFIXES: Final = ("xla", "libtpu", "tpu", "noxla", "nolibtpu", "notpu")
+_FLAG_FILE: Final = "flagfile"
+_FROM_VARIABLES: Final = ("fromenv", "tryfromenv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,54 +147,57 @@ def _quoted(text: str, at: int) -> tuple[str, int]:
     return "".join(value), min(at + 1, len(text))
 
 
-def parse_absl_flags(words: Iterable[str]) -> Flags:
-    """The flags among words that absl reads, with the content of each `--flagfile` in its place.
+def parse_init_args(text: str) -> Flags:
+    """The flags in LIBTPU_INIT_ARGS, with the content of each `--flagfile` in its place.
 
     Raises:
         Bypass: a flag file cannot be read, or flags come out of further environment variables (`--fromenv`).
     """
-    flags, ordered = _absl(list(words), 0)
-    if len(flags) > _MAX_FLAGS:
-        return Flags((), rest=" ".join(words))
+    flags, ordered = _absl(text.split(), lambda word: True, 0)
+    if len(flags) > _MAX_FLAGS or any(c in text for c in "'\"\\"):
+        # Whether and how quotes are undone there is not known; the text as it stands tells all cases apart.
+        return Flags(tuple(flags), rest=text, ordered=True)
     return Flags(tuple(flags), ordered=ordered)
 
 
-def parse_init_args(text: str) -> Flags:
-    """The flags in LIBTPU_INIT_ARGS.
+def parse_argv(argv: Sequence[str]) -> Flags:
+    """The flags of a command line that a compiler could read as its own, with the bare word that follows one.
 
     Raises:
-        Bypass: as `parse_absl_flags`.
+        Bypass: as `parse_init_args`, for flags of a compiler.
     """
-    words = text.split()
-    if any(c in text for c in "'\"\\"):
-        # Whether and how quotes are undone there is not known; the text as it stands tells all cases apart.
-        return Flags(parse_absl_flags(words).flags, rest=text, ordered=True)
-    return parse_absl_flags(words)
-
-
-def select_argv(argv: Iterable[str]) -> list[str]:
-    """The words of a command line that a compiler could read as its flags, with the bare word that follows one."""
     words: list[str] = []
     after_bare_flag = False
     for word in argv:
-        ours = word.startswith("-") and word.lstrip("-").startswith(_FLAG_PREFIXES)
+        ours = _is_ours(word)
         if ours or (after_bare_flag and not word.startswith("-")):
             words.append(word)
         after_bare_flag = ours and "=" not in word
-    return words
+    flags, ordered = _absl(words, _is_ours, 0)
+    return Flags(tuple(flags), ordered=ordered)
 
 
-def _absl(words: list[str], depth: int) -> tuple[list[Flag], bool]:
+def _is_ours(word: str) -> bool:
+    if not word.startswith("-"):
+        return False
+    flag = _flag(word)
+    if flag.name in _FROM_VARIABLES:
+        return any(name.startswith(_FLAG_PREFIXES) for name in (flag.value or "").split(","))
+    return flag.name == _FLAG_FILE or flag.name.startswith(_FLAG_PREFIXES)
+
+
+def _absl(words: list[str], is_ours: Callable[[str], bool], depth: int) -> tuple[list[Flag], bool]:
+    """All flags in order, and whether their order may have a meaning."""
     flags: list[Flag] = []
     ordered = False
     for index, word in enumerate(words):
         flag = _flag(word)
-        if flag.name in ("fromenv", "tryfromenv"):
+        if flag.name in _FROM_VARIABLES:
             raise Bypass("flags_unreadable", f"--{flag.name} takes flags from variables that are not looked at")
-        if flag.name == "flagfile" and flag.value is None:
-            raise Bypass("flags_unreadable", "--flagfile needs its file after an equals sign")
-        if flag.name == "flagfile" and flag.value is not None:
-            nested, nested_ordered = _flag_files(flag.value, depth)
+        if flag.name == _FLAG_FILE:
+            if flag.value is None:
+                raise Bypass("flags_unreadable", "--flagfile needs its file after an equals sign")
+            nested, nested_ordered = _flag_files(flag.value, is_ours, depth)
             flags += nested
             ordered |= nested_ordered
             continue
@@ -202,15 +207,16 @@ def _absl(words: list[str], depth: int) -> tuple[list[Flag], bool]:
     return flags, ordered
 
 
-def _flag_files(names: str, depth: int) -> tuple[list[Flag], bool]:
+def _flag_files(names: str, is_ours: Callable[[str], bool], depth: int) -> tuple[list[Flag], bool]:
     if depth >= _MAX_NESTED_FILES:
         raise Bypass("flags_unreadable", "flag files name each other more than four levels deep")
     flags: list[Flag] = []
     ordered = False
     for name in names.split(","):
-        text = read_flag_file("flagfile", name).decode("utf-8", errors="surrogateescape")
+        text = read_flag_file(_FLAG_FILE, name).decode("utf-8", errors="surrogateescape")
         lines = [line.strip() for line in text.splitlines()]
-        nested, nested_ordered = _absl([line for line in lines if line and not line.startswith("#")], depth + 1)
+        words = [line for line in lines if line and not line.startswith("#") and is_ours(line)]
+        nested, nested_ordered = _absl(words, is_ours, depth + 1)
         flags += nested
         ordered |= nested_ordered
     return flags, ordered

@@ -42,7 +42,7 @@ from torchtpu_cache_core.errors import InvalidRequest
 from torchtpu_cache_core.key import Component
 
 MAX_OPTIONS_BYTES: Final = 64 << 20
-_MAX_SHOWN_FIELDS: Final = 256
+_MAX_SHOWN_FIELDS: Final = 64  # a key holds 1,024 components
 _MAX_SHOWN_BYTES: Final = 1 << 16
 
 KEEP: Final = "keep"

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from torchtpu_cache_core.canonical.flags import (
     Flag,
-    parse_absl_flags,
+    parse_argv,
     parse_init_args,
     parse_xla_flags,
-    select_argv,
 )
 from torchtpu_cache_core.errors import Bypass
 
@@ -148,8 +147,19 @@ def test_a_folder_of_profiles_counts_with_its_content(tmp_path: Path) -> None:
 
 def test_argv_gives_only_compiler_flags() -> None:
     argv = ["train.py", "--steps=3", "--xla_a=1", "run7", "--tpu_b", "value", "--libtpu_c=2", "-xla_d=3", "--lr", "x"]
-    assert select_argv(argv) == ["--xla_a=1", "--tpu_b", "value", "--libtpu_c=2", "-xla_d=3"]
-    assert parse_absl_flags(["--xla_a=1", "-xla_b=2"]).canonical() == {"xla_a": "1", "xla_b": "2"}
+    flags = parse_argv(argv)
+    assert [f.name for f in flags.flags] == ["xla_a", "tpu_b", "*word*", "libtpu_c", "xla_d"]
+    assert parse_argv(["--xla_a=1", "-xla_b=2"]).canonical() == {"xla_a": "1", "xla_b": "2"}
+    assert parse_argv(["job", "--port=8000", "--tryfromenv=port"]).canonical() == {}
+    with pytest.raises(Bypass):
+        parse_argv(["job", "--tryfromenv=port,xla_a"])
+
+
+def test_only_compiler_flags_of_a_job_s_flag_file_count(tmp_path: Path) -> None:
+    """A job's own flag file may hold a port or a run's name: case A07."""
+    path = tmp_path / "flags"
+    path.write_text("--port=8000\n--run\n--xla_a=1\n")
+    assert parse_argv(["job", f"--flagfile={path}"]).canonical() == {"xla_a": "1"}
 
 
 def test_effective_value() -> None:
