@@ -295,8 +295,11 @@ def _strange(group: Iterable[Field]) -> str:
     return "[" + ",".join(f"#{f.wire_type}:{_raw(f.value)}" for f in group) + "]"
 
 
-def _map(group: list[Field], value_text: Callable[[str, bytes], str]) -> str:
-    """Entries sorted by key, or all of them as they stand where one is not what a map's writer emits."""
+def _map(group: list[Field], value_text: Callable[[str, bytes], str]) -> str | None:
+    """Entries sorted by key, or all of them as they stand where one is not what a map's writer emits.
+
+    None where all are dropped, which is the same as a map that is not there.
+    """
     entries: list[tuple[bytes, str]] = []
     for field in group:
         try:
@@ -309,6 +312,8 @@ def _map(group: list[Field], value_text: Callable[[str, bytes], str]) -> str:
         flag = key.decode(errors="replace")
         if flag not in DROPPED_FLAGS:
             entries.append((key, value_text(flag, value)))
+    if not entries:
+        return None
     entries.sort(key=lambda entry: entry[0])
     return "{" + ",".join(f"{_raw(key)}={text}" for key, text in entries) + "}"
 
@@ -335,16 +340,15 @@ def _override(flag: str, value: bytes) -> str:
 def _device_assignment(raw: bytes) -> str:
     """A DeviceAssignmentProto reduced to its shape, or as it stands where that would not be its meaning."""
     fields = read_fields(raw)
-    counts = {f.number: f.value for f in fields if isinstance(f.value, int) and f.number in (1, 2)}
-    rows: list[list[int]] = []
-    for field in fields:
-        if field.number == 3 and isinstance(field.value, bytes) and field.wire_type == LENGTH:
-            ids = _unpacked("int64", [f for f in read_fields(field.value) if f.number == 1])
-            rows.append([f.value for f in ids if isinstance(f.value, int)])
-    replicas, computations = counts.get(1, 0), counts.get(2, 0)
+    counts = {f.number: f.value for f in fields if isinstance(f.value, int)}
+    inner = [read_fields(f.value) for f in fields if f.number == 3 and isinstance(f.value, bytes)]
+    rows = [[f.value for f in _unpacked("int64", row)] for row in inner]
     devices = [device for row in rows for device in row]
+    replicas, computations = counts.get(1, 0), counts.get(2, 0)
     regular = (
         {f.number for f in fields} == {1, 2, 3}
+        and all(f.number == 1 for row in inner for f in row)
+        and all(isinstance(device, int) for device in devices)
         and len(rows) == computations
         and all(len(row) == replicas for row in rows)
         and len(set(devices)) == len(devices)

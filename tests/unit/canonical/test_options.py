@@ -144,6 +144,7 @@ def test_where_to_write_is_left_out(options: bytes) -> None:
 def test_dump_overrides_are_left_out() -> None:
     kept = override("xla_tpu_scoped_vmem_limit_kib", varint_field(3, 4096))
     assert shown(kept + override("xla_dump_to", length_field(1, b"/tmp/x"))) == shown(kept)
+    assert shown(override("xla_dump_to", length_field(1, b"/tmp/x"))) == shown(b"")
     assert shown(kept) != shown(override("xla_tpu_scoped_vmem_limit_kib", varint_field(3, 8192)))
 
 
@@ -202,7 +203,12 @@ def test_position_is_normalised_only_where_proved() -> None:
         assignment([3, 3]),
         length_field(9, varint_field(1, 2) + varint_field(2, 1) + length_field(3, length_field(1, varint(5)))),
         length_field(9, varint_field(1, 1) + varint_field(2, 1)),
-        length_field(9, assignment([1]) + varint_field(8, 1)),
+        length_field(
+            9, varint_field(1, 1) + varint_field(2, 1) + length_field(3, varint_field(1, 5)) + varint_field(8, 1)
+        ),
+        length_field(
+            9, varint_field(1, 1) + varint_field(2, 1) + length_field(3, varint_field(1, 5) + varint_field(2, 5))
+        ),
     ],
 )
 def test_an_odd_device_assignment_stays_as_it_is(odd: bytes) -> None:
