@@ -30,6 +30,7 @@ from torchtpu_cache_core.store import PutStatus
 from torchtpu_cache_server.blobs.bucket import Bucket, OpenObject, Staged
 from torchtpu_cache_server.blobs.layout import (
     ENTRIES,
+    ObjectName,
     blob_name,
     key_prefix,
     manifest_name,
@@ -68,8 +69,8 @@ class Catalog:
         return self._doubts
 
     def doubt_index(self, error: StoreError) -> None:
-        """Takes note that the index failed: the bucket is asked until a reconciliation has passed."""
-        _log.warning("the index failed and will be reconciled with the bucket: %s", error)
+        """Takes note that bucket and index may differ: the bucket is asked until a reconciliation has passed."""
+        _log.warning("the index will be reconciled with the bucket: %s", error)
         self._doubts += 1
         self._index.set_complete(False)
         if isinstance(error, IndexCorrupt):
@@ -114,13 +115,14 @@ class Catalog:
                 try:
                     self._create_blob(digest, size_bytes, staged)
                     manifest = self._create_manifest(namespace, key, digest, size_bytes)
-                    if self._bucket.head(staged.name) is None:
-                        self._create_blob(digest, size_bytes, staged)
                 except StoreError:
                     self._give_up_blob(digest)
                     raise
-                record = Record.of(manifest, header, self._clock.time())
-                self._record(record)
+                with self._changing():
+                    if self._bucket.head(staged.name) is None:
+                        self._create_blob(digest, size_bytes, staged)
+                    record = Record.of(manifest, header, self._clock.time())
+                    self._record(record)
         return PutStatus.CREATED, record
 
     def standing(self, namespace: Namespace, key: Key) -> Record | None:
@@ -317,7 +319,7 @@ class Catalog:
                 writer=self._writer,
                 created_seconds=float(self._clock.time()),
             )
-            if self._bucket.create_bytes(manifest_name(namespace, key, number), manifest.to_bytes()):
+            if self._create(manifest_name(namespace, key, number), manifest.to_bytes()):
                 return manifest
         raise StoreUnavailable("the manifest lost to other writers again and again")
 
@@ -337,7 +339,7 @@ class Catalog:
     def _bury(self, namespace: Namespace, key: Key, number: int, reason: str) -> None:
         tombstone = tombstone_name(namespace, key, number)
         note = canonical_json({"closed_seconds": float(self._clock.time()), "reason": reason})
-        self._bucket.create_bytes(tombstone, note)
+        self._create(tombstone, note)
         self._forget(namespace, key)
         # The highest tombstone closes all generations before it, so one per key is enough.
         for found in self._bucket.list(key_prefix(namespace, key)):
@@ -359,6 +361,21 @@ class Catalog:
             if found is None or found.modified_seconds >= unused_since_seconds:
                 return False
         return self._bucket.delete(name)
+
+    def _create(self, name: ObjectName, data: bytes) -> bool:
+        with self._bucket.stage(name) as staged:
+            staged.write(data)
+            with self._changing():
+                return self._bucket.create(staged)
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """What fails in here may have happened or not, so bucket and index may differ."""
+        try:
+            yield
+        except StoreError as error:
+            self.doubt_index(error)
+            raise
 
     def _record(self, record: Record) -> None:
         try:

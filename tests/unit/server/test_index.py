@@ -1,0 +1,230 @@
+"""The index in SQLite."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from torchtpu_cache_core.errors import StoreError, StoreUnavailable
+from torchtpu_cache_core.manifest import Manifest
+from torchtpu_cache_core.names import Digest, Key, KeyPrefix, Namespace
+from torchtpu_cache_server.index.base import IndexCorrupt, IndexTotals, Record, charged_bytes, worth
+from torchtpu_cache_server.index.sqlite import SqliteIndex
+
+_NS = Namespace("default")
+
+
+def _key(i: int) -> Key:
+    return Key(f"ttc1-{i:064x}")
+
+
+def _record(i: int, *, size: int = 10_000, seconds: float = 1.0, namespace: Namespace = _NS, **more: object) -> Record:
+    manifest = Manifest(
+        namespace=namespace,
+        key=_key(i),
+        generation=1,
+        digest=Digest(f"{i:064x}"),
+        size_bytes=size,
+        writer="local",
+        created_seconds=1.0,
+    )
+    fields = {"executable_bytes": 5, "created_seconds": 2.0, "accessed_seconds": 3.0, "target_name": "cpu"} | more
+    return Record(manifest=manifest, compile_seconds=seconds, **fields)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "index.sqlite"
+
+
+@pytest.fixture
+def index(path: Path) -> Iterator[SqliteIndex]:
+    opened = SqliteIndex(path)
+    yield opened
+    opened.close()
+
+
+def test_records_come_back(index: SqliteIndex) -> None:
+    assert index.lookup(_NS, _key(1)) is None
+    index.record(_record(1))
+    assert index.lookup(_NS, _key(1)) == _record(1)
+    assert index.lookup(Namespace("other"), _key(1)) is None
+    assert index.lookup_many(_NS, [_key(i) for i in range(1200)]) == {_key(1): _record(1)}
+    assert index.remove(_NS, _key(1))
+    assert not index.remove(_NS, _key(1))
+    assert index.lookup(_NS, _key(1)) is None
+
+
+def test_replacing_keeps_the_pin_and_the_later_use(index: SqliteIndex) -> None:
+    index.record(_record(1, pinned=True, accessed_seconds=50.0))
+    index.record(_record(1, size=20_000))
+    found = index.lookup(_NS, _key(1))
+    assert found is not None
+    assert (found.pinned, found.accessed_seconds, found.manifest.size_bytes) == (True, 50.0, 20_000)
+    assert index.totals() == IndexTotals(1, charged_bytes(20_000))
+
+
+def test_totals_follow(index: SqliteIndex, path: Path) -> None:
+    for i in range(5):
+        index.record(_record(i, namespace=Namespace("a" if i % 2 else "b")))
+    index.remove(Namespace("b"), _key(0))
+    each = charged_bytes(10_000)
+    assert each == 12_288 + 4096
+    assert index.totals() == IndexTotals(4, 4 * each)
+    assert index.totals(Namespace("a")) == index.totals(Namespace("b")) == IndexTotals(2, 2 * each)
+    index.close()
+    again = SqliteIndex(path)
+    assert again.totals() == IndexTotals(4, 4 * each)
+    again.close()
+
+
+def test_pages_are_in_order_and_filtered(index: SqliteIndex) -> None:
+    for i in reversed(range(10)):
+        index.record(_record(i, target_name="cpu" if i % 2 else "TPU v5 lite 2x2"))
+    assert [r.manifest.key for r in index.page(_NS, limit=3)] == [_key(0), _key(1), _key(2)]
+    assert [r.manifest.key for r in index.page(_NS, after=_key(7), limit=3)] == [_key(8), _key(9)]
+    assert [r.manifest.key for r in index.page(_NS, limit=9, prefix=KeyPrefix(_key(4)))] == [_key(4)]
+    assert [r.manifest.key for r in index.page(_NS, limit=9, prefix=KeyPrefix("ttc1-" + "0" * 63))] == [
+        _key(i) for i in range(9)
+    ]
+    assert [r.manifest.key for r in index.page(_NS, limit=9, prefix=KeyPrefix(_key(4).hexdigest))] == [_key(4)]
+    assert len(index.page(_NS, limit=9, target="cpu")) == 5
+    assert index.names(None, 2) == [(_NS, _key(0)), (_NS, _key(1))]
+    assert index.names((_NS, _key(8)), 5) == [(_NS, _key(9))]
+
+
+def test_references_count_over_namespaces(index: SqliteIndex) -> None:
+    index.record(_record(1))
+    index.record(_record(1, namespace=Namespace("other")))
+    assert index.references(Digest(f"{1:064x}")) == 2
+    assert index.references(Digest(f"{2:064x}")) == 0
+
+
+def test_victims_save_the_least_per_byte(index: SqliteIndex) -> None:
+    index.record(_record(1, seconds=100.0))
+    index.record(_record(2, seconds=1.0))
+    index.record(_record(3, seconds=1.0, size=100_000))
+    index.record(_record(4, seconds=0.0, pinned=True))
+    assert [r.manifest.key for r in index.victims(9)] == [_key(3), _key(2), _key(1)]
+
+
+def test_what_was_long_unused_is_overtaken(index: SqliteIndex) -> None:
+    """A dear entry that nobody uses goes in the end, though only cheap ones come in: that is what inflation is for."""
+    index.record(_record(0, seconds=20.0))
+    for i in range(1, 200):
+        index.record(_record(i, seconds=1.0))
+        if index.totals().entries <= 5:
+            continue
+        [victim] = index.victims(1)
+        index.inflate([victim])
+        index.remove(*victim.name)
+        if victim.manifest.key == _key(0):
+            break
+    else:
+        pytest.fail("the unused entry stayed for ever")
+    assert 50 < i < 150  # twenty times the worth: about twenty turnovers of five entries
+
+
+def test_a_use_rescues(index: SqliteIndex) -> None:
+    for i in range(3):
+        index.record(_record(i))
+    index.inflate([_record(0)])
+    index.touch({(_NS, _key(0)): 99.0, (_NS, _key(77)): 99.0})
+    assert [r.manifest.key for r in index.victims(3)][-1] == _key(0)
+    found = index.lookup(_NS, _key(0))
+    assert found is not None
+    assert found.accessed_seconds == 99.0
+
+
+def test_claims_buy_no_eternity() -> None:
+    assert worth(1e9, 1000) == worth(86_400.0, 1000)
+    assert worth(1.0, 0) < float("inf")
+
+
+def test_complete_survives_only_a_clean_end(path: Path) -> None:
+    index = SqliteIndex(path)
+    assert not index.complete
+    index.set_complete(True)
+    index.close()
+    index.close()
+    with pytest.raises(StoreUnavailable):
+        index.lookup(_NS, _key(1))
+    second = SqliteIndex(path)
+    assert second.complete
+    copy = path.with_name("copy.sqlite")
+    for suffix in ("", "-wal"):  # what a crash of the second would leave
+        copy.with_name(copy.name + suffix).write_bytes(path.with_name(path.name + suffix).read_bytes())
+    second.close()
+    third = SqliteIndex(copy)
+    assert not third.complete
+    third.close()
+
+
+@pytest.mark.parametrize("content", [b"garbage" * 1000, bytes(8192), b"SQLite format 3\0" + b"\xff" * 5000])
+def test_a_bad_file_is_set_aside(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    index = SqliteIndex(path)
+    assert not index.complete
+    index.record(_record(1))
+    assert index.lookup(_NS, _key(1)) == _record(1)
+    index.close()
+    damaged = path.with_name("index.sqlite.damaged")
+    assert content == bytes(8192) or damaged.read_bytes() == content
+
+
+def test_a_file_of_a_newer_version_is_set_aside(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    index = SqliteIndex(path)
+    index.record(_record(1))
+    index.close()
+    assert path.with_name("index.sqlite.damaged").exists()
+
+
+def test_damage_while_open_is_told_and_mended(index: SqliteIndex, path: Path) -> None:
+    index.set_complete(True)
+    index.record(_record(1))
+    index._writer.execute("UPDATE entries SET manifest = x'00'")
+    with pytest.raises(IndexCorrupt):
+        index.lookup(_NS, _key(1))
+    index.reset()
+    assert not index.complete
+    assert index.totals() == IndexTotals(0, 0)
+    index.record(_record(2))
+    assert index.lookup(_NS, _key(2)) == _record(2)
+
+
+def test_a_path_that_cannot_be_opened(tmp_path: Path) -> None:
+    with pytest.raises(StoreError):
+        SqliteIndex(tmp_path / "nowhere" / "index.sqlite")
+
+
+def test_check_writes_and_reads(index: SqliteIndex) -> None:
+    index.check()
+    index.check()
+
+
+def test_many_threads(index: SqliteIndex) -> None:
+    failures: list[BaseException] = []
+
+    def work(thread: int) -> None:
+        try:
+            for i in range(thread * 100, thread * 100 + 25):
+                index.record(_record(i))
+                assert index.lookup(_NS, _key(i)) is not None
+                index.page(_NS, limit=10)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert index.totals().entries == 150
