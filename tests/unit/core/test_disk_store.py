@@ -19,9 +19,10 @@ from torchtpu_cache_core.stores import quarantine
 from torchtpu_cache_core.stores.disk import DiskStore
 from torchtpu_cache_core.stores.layout import Layout, shard_of
 from torchtpu_cache_core.testing.clock import ManualClock
-from torchtpu_cache_core.testing.entries import entry_for, header_fields, key_for, sealed, too_large_prefix
+from torchtpu_cache_core.testing.entries import corruptions, entry_for, header_fields, key_for, sealed, too_large_prefix
 from torchtpu_cache_core.testing.faults import Fault, FaultyFiles
 from torchtpu_cache_core.testing.store_suite import MACHINE_KEY
+from torchtpu_cache_core.testing.unpickling import no_unpickling
 
 _ENTRY = entry_for("the entry")
 _TEMP = ".tmp-123-0123456789abcdef"
@@ -625,3 +626,29 @@ def test_entry_files_are_regular_and_never_rewritten(bench: Bench) -> None:
     after = bench.path(_ENTRY.key).stat()
     assert stat.S_ISREG(after.st_mode)
     assert (before.st_ino, before.st_size, before.st_nlink) == (after.st_ino, after.st_size, 1)
+
+
+# ---- hostile entries (A17) -------------------------------------------------------------------------------------
+
+
+def test_no_planted_entry_runs_code_or_writes_outside(bench: Bench) -> None:
+    """Get, list, stats, verify, gc and eviction over every hostile file at once."""
+    planted = {key_for(f"planted {i}"): c for i, c in enumerate(corruptions(_ENTRY))}
+    for key, corruption in planted.items():
+        bench.path(key).write_bytes(corruption.data)
+    store = bench.open(limit_entries=10)
+    outside = sorted(path for path in bench.root.parent.iterdir() if path != bench.root)
+    with no_unpickling():
+        assert list(store.iterate()) == []
+        store.stats()
+        report = store.verify(repair=False)
+        assert {bad.key for bad in report.bad} == set(planted)
+        for key in list(planted)[::2]:
+            with pytest.raises(CorruptEntry):
+                store.get(key)
+        for i in range(30):
+            store.put(entry_for(f"good {i}", compile_seconds=0.0))
+        store.gc()
+        assert store.verify(repair=True).entries <= 10
+    assert "TORCHTPU_CACHE_PICKLE_BOMB" not in os.environ
+    assert sorted(path for path in bench.root.parent.iterdir() if path != bench.root) == outside
