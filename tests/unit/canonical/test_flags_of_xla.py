@@ -1,0 +1,67 @@
+"""Our reading of XLA_FLAGS against XLA's own: texts that we take for equal give equal DebugOptions in jaxlib."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchtpu_cache_core.canonical.environment import Environment
+
+READ = """
+import json
+from jaxlib import xla_client
+from torchtpu_cache_core.canonical.options import options_components
+
+options = xla_client.CompileOptions().SerializeAsString()
+print(json.dumps([c.to_json() for c in options_components(options, position_independent=False)]))
+"""
+
+EQUAL = [
+    [""],
+    ["--xla_cpu_enable_fast_math", "--xla_cpu_enable_fast_math=true", "--xla_cpu_enable_fast_math=1"],
+    ["--xla_allow_excess_precision=true --xla_allow_excess_precision=false", "--xla_allow_excess_precision=0"],
+    [
+        "--xla_cpu_prefer_vector_width=128 --xla_backend_optimization_level=1",
+        "\t--xla_backend_optimization_level=1\n --xla_cpu_prefer_vector_width=128 --xla_dump_max_hlo_modules=7",
+    ],
+    ["--xla_backend_optimization_level=1 --xla_backend_optimization_level=2", "--xla_backend_optimization_level=2"],
+    ["--xla_disable_hlo_passes=cse,dce", "--xla_disable_hlo_passes='cse,dce'", '--xla_disable_hlo_passes="cse,d\\ce"'],
+    ["--xla_disable_hlo_passes=dce,cse"],
+    ["--xla_cpu_max_isa='A B'", '--xla_cpu_max_isa="A B"'],
+]
+
+
+@pytest.fixture(scope="module")
+def debug_options(run_python: Any) -> Any:
+    if importlib.util.find_spec("jaxlib") is None:
+        pytest.skip("jaxlib is not installed, so XLA's own reading cannot be seen")
+    return lambda text: str(run_python(READ, environ={"XLA_FLAGS": text} if text else {}))
+
+
+def ours(text: str) -> object:
+    return tuple(Environment.snapshot({"XLA_FLAGS": text} if text else {}, []).components())
+
+
+def test_equal_texts_mean_the_same_to_xla(debug_options: Any) -> None:
+    meanings = []
+    for texts in EQUAL:
+        assert len({ours(text) for text in texts}) == 1, texts
+        seen = {debug_options(text) for text in texts}
+        assert len(seen) == 1, texts
+        meanings += seen
+    assert len(set(meanings)) == len(EQUAL) == len({ours(texts[0]) for texts in EQUAL})
+
+
+def test_a_flag_file_means_its_content(debug_options: Any, tmp_path: Path) -> None:
+    flags = tmp_path / "flags"
+    flags.write_text("--xla_cpu_prefer_vector_width=128")
+    assert debug_options(str(flags)) == debug_options(flags.read_text()) != debug_options("")
+    assert ours(str(flags)) == ours(flags.read_text())
+
+
+def test_reading_stops_at_a_bare_word(debug_options: Any) -> None:
+    stopped = "--xla_cpu_prefer_vector_width=128 stop --xla_backend_optimization_level=1"
+    assert debug_options(stopped) == debug_options("--xla_cpu_prefer_vector_width=128")
