@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import secrets
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -22,7 +21,7 @@ from torchtpu_cache_server.entries_asgi import EntryHandler
 from torchtpu_cache_server.health import Health
 from torchtpu_cache_server.metrics import Metrics
 from torchtpu_cache_server.openapi import distribution_version, openapi_of
-from torchtpu_cache_server.problems import ProblemKind, Refusal, header, internal, refusal_of, send_refusal
+from torchtpu_cache_server.problems import ProblemKind, Refusal, header, refusal_of, send_refusal
 from torchtpu_cache_server.routers.entries import create_entries_router
 from torchtpu_cache_server.routers.status import create_status_router
 from torchtpu_cache_server.service import Service
@@ -91,7 +90,7 @@ def _create_fastapi(edge: Edge) -> FastAPI:
         response.raw_headers = headers
         return response
 
-    for kind in (CacheError, Refusal, HTTPException, RequestValidationError):
+    for kind in (CacheError, Refusal, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, answer)
     return app
 
@@ -118,7 +117,7 @@ def _refusal_of(edge: Edge, error: Exception) -> Refusal:
             return Refusal(
                 422, ProblemKind.INVALID, f"{where} has no sense: {faults[0]['msg'] if faults else ''}"[:300]
             )
-    return internal()
+    return edge.unexpected(error)
 
 
 class Dispatcher:
@@ -145,14 +144,11 @@ class Dispatcher:
             # A peer that takes no byte, or the end of the service: the connection breaks, and the client sees it.
             sent.status = sent.status or 499
             raise
-        except Exception:
-            request_id = secrets.token_hex(8)
-            _log.exception("request %s failed", request_id)
-            self._edge.health.failed()
+        except Exception as error:
+            unexpected = self._edge.unexpected(error)
             if sent.status:
-                raise
-            detail = f"the service failed; its log says why under {request_id}"
-            await self._refuse(sent, Refusal(500, ProblemKind.INTERNAL, detail, closes=True))
+                raise  # in the middle of an answer: only a broken connection is honest
+            await self._refuse(sent, unexpected)
         finally:
             self._edge.metrics.request(
                 scope["method"], _route(scope["path"]), sent.status or 500, time.perf_counter() - started
@@ -162,7 +158,7 @@ class Dispatcher:
         if not sent.status:
             await send_refusal(sent, refusal)
 
-    async def _handle(self, scope: Any, receive: Any, send: Any) -> None:
+    async def _handle(self, scope: Any, receive: Any, send: _Sent) -> None:
         edge, method, path = self._edge, scope["method"], scope["path"]
         self._trust.check(scope)
         if method not in _READING_METHODS and not (method == "POST" and _LOOKUP.fullmatch(path)):
@@ -178,7 +174,12 @@ class Dispatcher:
         length = content_length(header(headers, b"content-length"))
         if length or header(headers, b"transfer-encoding") is not None:
             body = await edge.small_body(receive)
-        await self._api(scope, _Replay(body, receive), send)
+        try:
+            await self._api(scope, _Replay(body, receive), send)
+        except Exception:
+            # FastAPI raises again what it has answered already, for a server's log; it is in ours.
+            if not send.status:
+                raise
 
 
 class _Sent:

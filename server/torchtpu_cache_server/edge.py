@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import secrets
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from torchtpu_cache_core.errors import CacheError, FailureKind, StoreError
 from torchtpu_cache_server.health import Health
@@ -14,10 +16,17 @@ from torchtpu_cache_server.metrics import Metrics
 from torchtpu_cache_server.problems import ProblemKind, Refusal, is_failure
 from torchtpu_cache_server.service import Service
 
+_log = logging.getLogger(__name__)
+
 T = TypeVar("T")
+C = TypeVar("C", bound="Closeable | None")
 
 MAX_SMALL_BODY_BYTES: Final = 256 << 10
 """Of a request that is no upload: a look-up of 1,000 keys has under 100 KB."""
+
+
+class Closeable(Protocol):
+    def close(self) -> None: ...
 
 
 class ClientGone(Exception):
@@ -39,6 +48,23 @@ class Edge:
     async def blocking(self, call: Callable[..., T], *args: object) -> T:
         """Runs what may wait for the disk in a thread. A cancelled caller does not stop it."""
         return await asyncio.get_running_loop().run_in_executor(self.threads, call, *args)
+
+    async def holding(self, call: Callable[..., C], *args: object) -> C:
+        """As `blocking`, for what has to be closed: a caller that is cancelled meanwhile still leaves nothing open."""
+        job = self.threads.submit(call, *args)
+        try:
+            return await asyncio.wrap_future(job)
+        except asyncio.CancelledError:
+            job.add_done_callback(_close_result)
+            raise
+
+    def unexpected(self, error: Exception) -> Refusal:
+        """Logs an error that nobody foresaw, and gives the answer that tells nothing but where to look."""
+        request_id = secrets.token_hex(8)
+        _log.error("request %s failed", request_id, exc_info=error)
+        self.health.failed()
+        detail = f"the service failed; its log says why under {request_id}"
+        return Refusal(500, ProblemKind.INTERNAL, detail, closes=True)
 
     def note_failure(self, error: CacheError, *, uploading: bool = False) -> None:
         """Counts an error if it is the service's own."""
@@ -82,6 +108,11 @@ class Edge:
                     closes=True,
                 )
         return bytes(body)
+
+
+def _close_result(job: Future[C]) -> None:
+    if not job.cancelled() and job.exception() is None and (result := job.result()) is not None:
+        result.close()
 
 
 def content_length(value: str | None) -> int | None:

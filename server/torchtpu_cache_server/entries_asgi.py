@@ -98,7 +98,7 @@ class EntryHandler:
         try:
             found = edge.service.open_hot(namespace, key)
             if found is None:
-                found = await edge.blocking(edge.service.open, namespace, key)
+                found = await edge.holding(edge.service.open, namespace, key)
         except CacheError as error:
             edge.metrics.read("error")
             edge.note_failure(error)
@@ -159,7 +159,7 @@ class EntryHandler:
         if standing is not None:
             # Nothing that could follow changes the answer.
             return (PutStatus.SAME if standing.digest == digest else PutStatus.CONFLICT), standing
-        incoming = await edge.blocking(edge.service.receive, namespace, key, digest, size_bytes)
+        incoming = await edge.holding(edge.service.receive, namespace, key, digest, size_bytes)
         try:
             async for piece in body.pieces():
                 await edge.blocking(incoming.feed, piece)

@@ -38,6 +38,10 @@ class OpenEntry:
     manifest: Manifest
     blob: OpenObject
 
+    def close(self) -> None:
+        """Closing twice is harmless."""
+        self.blob.close()
+
 
 class _Hot:
     """The entries that were verified by this process, so that a hit asks neither index nor manifest. Thread-safe.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from support.served import Served, path_of
+from support.served import SERVE, Served, path_of
 from torchtpu_cache_core import wire
 from torchtpu_cache_core.entry import Entry
 from torchtpu_cache_core.testing.entries import entry_for, rival_of
@@ -133,8 +133,6 @@ def _listed(served: Served) -> list[dict[str, object]]:
 
 def start_refuses(data_dir: Path) -> bool:
     """A folder in the index's place is nobody's damage but a person's: it is refused in one sentence."""
-    from support.served import SERVE
-
     command = [*SERVE, "--listen", ":0", "--data-dir", str(data_dir)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     return done.returncode == 1 and len(done.stderr.strip().splitlines()) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import socket
 import time
@@ -12,7 +13,8 @@ import pytest
 from support.served import Served, path_of, read_all
 from torchtpu_cache_core import wire
 from torchtpu_cache_core.entry import Entry
-from torchtpu_cache_core.testing.entries import corruptions, entry_for, key_for, rival_of
+from torchtpu_cache_core.names import Digest
+from torchtpu_cache_core.testing.entries import Corruption, corruptions, entry_for, key_for, rival_of
 
 _KEY = key_for("hostile")
 
@@ -65,19 +67,17 @@ def test_a_body_that_is_cut_leaves_nothing(served: Served) -> None:
 
 
 @pytest.mark.parametrize("corruption", list(corruptions(entry_for("victim"))), ids=lambda c: c.name)
-def test_what_is_no_entry_is_never_published(served: Served, corruption: object) -> None:
-    data, at_unpack = corruption.data, corruption.at_unpack  # type: ignore[attr-defined]
-    import hashlib
-
-    digest = wire.content_digest(wire.Digest(hashlib.sha256(data).hexdigest()))
-    path = f"/v1/hostile-{int(at_unpack)}/entries/{key_for('victim')}"
+def test_what_is_no_entry_is_never_published(served: Served, corruption: Corruption) -> None:
+    data = corruption.data
+    digest = wire.content_digest(Digest(hashlib.sha256(data).hexdigest()))
+    path = f"/v1/hostile-{int(corruption.at_unpack)}/entries/{key_for('victim')}"
     answer = served.ask("PUT", path, data, Content_Digest=digest)
-    if at_unpack:
+    if corruption.at_unpack:
         # The payload is opened by readers only, within bounds; the service never unpacks.
         assert answer.status in (201, 409)
         return
     assert answer.status == 422
-    assert answer.kind == corruption.reason  # type: ignore[attr-defined]
+    assert answer.kind == corruption.reason
     assert served.ask("GET", path).kind == "not_found"
 
 
