@@ -34,12 +34,11 @@ __all__ = ["ProgramCanonicaliser", "ProgramFacts"]
 MAX_PROGRAM_BYTES: Final = 1 << 30
 DEADLINE_SECONDS: Final = 60.0
 MEMORY_BYTES: Final = 8 << 30
-
-_CHILD: Final = "torchtpu_cache_core.canonical.canonicaliser_child"
-_LIBRARIES: Final = ("libjax_common.so", "xla_extension.so")
 REST_SECONDS: Final = 300.0
 """How long a program that the child left open is not tried again, nor any program after several such in a row."""
 
+_CHILD: Final = "torchtpu_cache_core.canonical.canonicaliser_child"
+_LIBRARIES: Final = ("libjax_common.so", "xla_extension.so")
 _ATTEMPTS: Final = 2
 _MAX_FAILURES: Final = 3
 _MAX_REMEMBERED: Final = 4096
