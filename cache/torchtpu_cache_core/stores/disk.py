@@ -12,7 +12,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -22,39 +22,30 @@ from torchtpu_cache_core.errors import (
     CorruptEntry,
     CorruptReason,
     EntryTooLarge,
-    StoreError,
-    StoreFull,
     StoreRefused,
     StoreUnavailable,
 )
-from torchtpu_cache_core.eviction import choose
 from torchtpu_cache_core.manifest import Attestation
 from torchtpu_cache_core.names import Key, Namespace
 from torchtpu_cache_core.paths import check_private_dir, ensure_private_dir
 from torchtpu_cache_core.store import Capabilities, EntryInfo, PutOutcome, PutStatus, Store, Stored, StoreStats
-from torchtpu_cache_core.stores.account import Account
 from torchtpu_cache_core.stores.failures import is_full, is_transient, translated
 from torchtpu_cache_core.stores.files import FILES, Files
 from torchtpu_cache_core.stores.immutable import immutable
 from torchtpu_cache_core.stores.layout import SHARDS, Layout, shard_of
-from torchtpu_cache_core.stores.ledger import Excess, Ledger, ShardScan
 from torchtpu_cache_core.stores.listing import entry_info
 from torchtpu_cache_core.stores.publishing import make_folder, publish, sync_folder
 from torchtpu_cache_core.stores.quarantine import Quarantine, Quarantined
 from torchtpu_cache_core.stores.reading import OpenFile, charged_bytes, opened, read_entry, read_header, rounded_bytes
 from torchtpu_cache_core.stores.reports import BadEntry, GcReport, VerifyReport
-from torchtpu_cache_core.stores.shards import Shards
+from torchtpu_cache_core.stores.room import DiskLimits, Room
+from torchtpu_cache_core.stores.shards import Inventory, Shards
 
 CHEAP_COMPILE_SECONDS: Final = 0.01
 """What compiles faster is not worth an fsync: after a loss of power its digest tells, and it is compiled again."""
 
 ACCESS_MARK_SECONDS: Final = 60.0
 _ATTEMPTS: Final = 4
-_SLACK: Final = 20  # an eviction frees a twentieth of a limit beyond need, so that the next puts need none
-_SAMPLE: Final = 64
-_MAX_SAMPLE: Final = 512
-_MAX_ROUNDS: Final = 4  # with _MAX_SAMPLE, what one put may evict at most
-_STATS_SCANS: Final = 16
 
 
 class DiskStore(Store):
@@ -86,14 +77,19 @@ class DiskStore(Store):
     ) -> None:
         check_private_dir(root)
         self._layout = Layout(root, namespace)
-        self._limit_bytes = limit_bytes
-        self._limit_entries = limit_entries
-        self._min_free_bytes = min_free_bytes
+        self._limits = DiskLimits(limit_bytes=limit_bytes, limit_entries=limit_entries, min_free_bytes=min_free_bytes)
         self._clock = clock
         self._files = files
         self._shards = Shards(self._layout, files, clock)
         self._quarantine = Quarantine(self._layout.quarantine, files, clock)
-        self._account = Account(self._layout.account, files, self._fresh_ledger)
+        self._room = Room(
+            self._layout,
+            self._limits,
+            self._shards,
+            clock=clock,
+            files=files,
+            set_aside=lambda key, error: self._set_aside(key, error.reason, None),
+        )
 
     @property
     def capabilities(self) -> Capabilities:
@@ -102,7 +98,7 @@ class DiskStore(Store):
     @property
     def lock_waits_seconds(self) -> list[float]:
         """How long this store waited for other processes and threads, the last thousand times."""
-        return list(self._account.waits_seconds)
+        return self._room.lock_waits_seconds
 
     # ---- reading ---------------------------------------------------------------------------------------------
 
@@ -159,15 +155,7 @@ class DiskStore(Store):
     def stats(self) -> StoreStats:
         """`size_bytes` counts blocks, as the limit does. An estimate until every shard was scanned once."""
         with translated("the disk store could not be asked"):
-            ledger = self._account.snapshot()
-            unseen = [shard for shard in range(SHARDS) if not ledger.scanned_seconds[shard]]
-            self._accept(ledger, [self._scanned(shard, ledger.changes[shard]) for shard in unseen[:_STATS_SCANS]])
-        return StoreStats(
-            entries=ledger.total_entries(),
-            size_bytes=ledger.total_bytes(),
-            limit_bytes=self._limit_bytes,
-            limit_entries=self._limit_entries,
-        )
+            return self._room.stats()
 
     # ---- writing ---------------------------------------------------------------------------------------------
 
@@ -176,8 +164,8 @@ class DiskStore(Store):
         outlives this process, but perhaps no loss of power."""
         block = b"" if attestation is None else attestation.to_block()
         size = rounded_bytes(entry.size_bytes + len(block))
-        if size > self._limit_bytes:
-            raise EntryTooLarge(size, self._limit_bytes)
+        if size > self._limits.limit_bytes:
+            raise EntryTooLarge(size, self._limits.limit_bytes)
         entry = immutable(entry)
         made_room = False
         with translated("the entry could not be written"):
@@ -187,7 +175,7 @@ class DiskStore(Store):
                 except OSError as error:
                     if is_full(error) and not made_room:
                         made_room = True
-                        self._evict(size, 1)
+                        self._room.evict(size, 1)
                     elif not is_transient(error) or attempt == _ATTEMPTS - 1:
                         raise
                 else:
@@ -206,7 +194,7 @@ class DiskStore(Store):
             digest = winner.entry.digest
             status = PutStatus.SAME if digest == entry.digest else PutStatus.CONFLICT
             return PutOutcome(status, digest, winner.attestation)
-        self._reserve(shard, size_bytes)
+        self._room.reserve(shard, size_bytes)
         charged: int | None = None
         try:
             charged = publish(
@@ -218,7 +206,7 @@ class DiskStore(Store):
                 sync=entry.header.compile_seconds >= CHEAP_COMPILE_SECONDS,
             )
         finally:
-            self._settle(shard, size_bytes, charged)
+            self._room.settle(shard, size_bytes, charged)
         return None if charged is None else PutOutcome(PutStatus.CREATED, entry.digest, attestation)
 
     def _make_folders(self, shard: int, *, trusting: bool) -> None:
@@ -255,7 +243,7 @@ class DiskStore(Store):
             except FileNotFoundError:
                 return False
             sync_folder(self._files, path.parent)
-            self._adjust(lambda ledger: ledger.remove(shard_of(key), charged_bytes(status)))
+            self._room.removed(shard_of(key), charged_bytes(status))
             return True
 
     def set_aside(self, key: Key, reason: CorruptReason) -> bool:
@@ -281,117 +269,8 @@ class DiskStore(Store):
         except OSError:
             return False
         if stat.S_ISREG(found.st_mode):
-            self._adjust(lambda ledger: ledger.remove(shard_of(key), charged_bytes(found)))
+            self._room.removed(shard_of(key), charged_bytes(found))
         return True
-
-    # ---- room ------------------------------------------------------------------------------------------------
-
-    def _reserve(self, shard: int, size_bytes: int) -> None:
-        """Counts what is about to be written, and makes room for it; StoreFull if there is none."""
-        with self._account.changing() as ledger:
-            due = ledger.due(shard, self._clock.time())
-            changes = {number: ledger.changes[number] for number in due}
-            excess = None if due else self._booked(ledger, shard, size_bytes)
-        if excess is None:
-            scans = [self._scanned(number, changes[number]) for number in due]
-            with self._account.changing() as ledger:
-                self._accept(ledger, scans)
-                excess = self._booked(ledger, shard, size_bytes)
-        try:
-            self._keep_limits(excess)
-            self._keep_free_space(size_bytes)
-        except BaseException:
-            self._settle(shard, size_bytes, None)
-            raise
-
-    def _booked(self, ledger: Ledger, shard: int, size_bytes: int) -> Excess:
-        ledger.reserve(shard, size_bytes)
-        return ledger.excess(self._limit_bytes, self._limit_entries)
-
-    def _settle(self, shard: int, reserved_bytes: int, charged_bytes: int | None) -> None:
-        """Ends a reservation, with what became of it."""
-
-        def change(ledger: Ledger) -> None:
-            ledger.release(shard, reserved_bytes)
-            if charged_bytes is not None:
-                ledger.add(shard, charged_bytes)
-
-        self._adjust(change)
-
-    def _adjust(self, change: Callable[[Ledger], None]) -> None:
-        """Tells the account of something that is done. If that fails, the next scan of the shard finds out."""
-        with contextlib.suppress(StoreError), self._account.changing() as ledger:
-            change(ledger)
-
-    def _keep_limits(self, excess: Excess) -> None:
-        for _ in range(_MAX_ROUNDS):
-            if not excess:
-                return
-            excess = self._evict(
-                excess.size_bytes + self._limit_bytes // _SLACK if excess.size_bytes > 0 else 0,
-                excess.entries + self._limit_entries // _SLACK if excess.entries > 0 else 0,
-            )
-        if excess:
-            raise StoreFull(
-                f"the disk store is at its limits of {self._limit_bytes:,} bytes and "
-                f"{self._limit_entries:,} entries, and could not make room"
-            )
-
-    def _keep_free_space(self, size_bytes: int) -> None:
-        missing = self._missing_bytes(size_bytes)
-        # Where others fill the disk, dropping all that we have would help nobody.
-        if 0 < missing <= self._account.snapshot().total_bytes() - size_bytes:
-            self._evict(missing, 0)
-            missing = self._missing_bytes(size_bytes)
-        if missing > 0:
-            raise StoreFull(f"the disk is almost full: {self._min_free_bytes:,} bytes are to stay free on it")
-
-    def _missing_bytes(self, size_bytes: int) -> int:
-        space = self._files.statvfs(self._layout.root)
-        return size_bytes + self._min_free_bytes - space.f_bavail * space.f_frsize
-
-    def _evict(self, need_bytes: int, need_entries: int) -> Excess:
-        """Removes the least worth of a sample of bounded size; gives what is still too much."""
-        ledger = self._account.snapshot()
-        mean_bytes = max(1, ledger.total_bytes() // max(1, ledger.total_entries()))
-        likely = max(need_entries, need_bytes // mean_bytes)
-        candidates, corrupt = self._shards.sample(min(_MAX_SAMPLE, max(_SAMPLE, 2 * likely)))
-        now = self._clock.time()
-        victims = choose(candidates, ledger.inflation, now, need_bytes=need_bytes, need_entries=need_entries)
-        removed: list[tuple[int, int]] = []
-        for victim in victims:
-            with contextlib.suppress(OSError):  # another process was quicker
-                self._files.unlink(self._layout.entry(victim.item))
-                removed.append((shard_of(victim.item), victim.size_bytes))
-        for key, error in corrupt:
-            self._set_aside(key, error.reason, None)
-        with self._account.changing() as shared:
-            for shard, size in removed:
-                shared.remove(shard, size)
-            shared.inflation.rise(now, ledger.inflation.at(now))
-            return shared.excess(self._limit_bytes, self._limit_entries)
-
-    def _fresh_ledger(self) -> Ledger:
-        """Of a store whose account is new or lost: what has no folder is known to be empty."""
-        ledger, now = Ledger(), self._clock.time()
-        present = set(self._shards.present())
-        ledger.scanned_seconds = [0.0 if shard in present else now for shard in range(SHARDS)]
-        return ledger
-
-    def _scanned(self, shard: int, change: int) -> ShardScan | int:
-        """What a scan found, or the bare shard where its folder cannot be listed."""
-        try:
-            return self._shards.inventory(shard).scan(shard, change)
-        except OSError:
-            return shard
-
-    def _accept(self, ledger: Ledger, scans: Iterable[ShardScan | int]) -> None:
-        now = self._clock.time()
-        for scan in scans:
-            if isinstance(scan, ShardScan):
-                ledger.accept(scan, now)
-            else:
-                ledger.postpone(scan, now)  # one folder that cannot be listed stops no put into another
 
     # ---- housekeeping ----------------------------------------------------------------------------------------
 
@@ -405,25 +284,27 @@ class DiskStore(Store):
             if not self._shards.present():
                 return GcReport(entries=0, size_bytes=0, evicted=0, leftovers_removed=0, foreign=())
             make_folder(self._files, self._layout.account.parent, self._layout.root)
-            ledger = self._account.snapshot()
-            inventories = [(shard, self._shards.inventory(shard)) for shard in range(SHARDS)]
-            with self._account.changing() as shared:
-                self._accept(shared, [found.scan(shard, ledger.changes[shard]) for shard, found in inventories])
-                before = shared.total_entries()
-                excess = shared.excess(self._limit_bytes, self._limit_entries)
-            while excess:
-                last, excess = excess, self._evict(excess.size_bytes, excess.entries)
-                if excess == last:
-                    break  # what is left is not ours to remove
+            before = self._room.snapshot()
+            inventories = dict(self._inventories(range(SHARDS)))
+            evicted = self._room.recount(inventories, before)
             self._quarantine.trim()
-            ledger = self._account.snapshot()
+            ledger = self._room.snapshot()
         return GcReport(
             entries=ledger.total_entries(),
             size_bytes=ledger.total_bytes(),
-            evicted=max(0, before - ledger.total_entries()),
-            leftovers_removed=sum(found.collected for _, found in inventories),
-            foreign=tuple(name for _, found in inventories for name in found.foreign),
+            evicted=evicted,
+            leftovers_removed=sum(found.collected for found in inventories.values()),
+            foreign=tuple(name for found in inventories.values() for name in found.foreign),
         )
+
+    def _inventories(self, shards: Iterable[int]) -> Iterator[tuple[int, Inventory]]:
+        """Looks at each shard; one whose folder cannot be listed hides no other."""
+        for shard in shards:
+            try:
+                found = self._shards.inventory(shard)
+            except OSError:
+                continue
+            yield shard, found
 
     def verify(self, repair: bool) -> VerifyReport:
         """Reads every entry to its last byte, payload included.
@@ -436,8 +317,10 @@ class DiskStore(Store):
         """
         report = VerifyReport()
         with translated("the disk store could not be checked"):
-            for shard in self._shards.present():
-                found = self._shards.inventory(shard)
+            shards = self._shards.present()
+            inventories = dict(self._inventories(shards))
+            report.unlistable += [f"{shard:02x}" for shard in shards if shard not in inventories]
+            for found in inventories.values():
                 report.foreign += found.foreign
                 report.leftovers_removed += found.collected
                 for key in found.keys:

@@ -27,6 +27,7 @@ class VerifyReport:
         size_bytes: of those, as stored.
         bad: what is named like an entry and is none.
         unreadable: keys whose file could not be read, with the reason for a person.
+        unlistable: shards (two hex digits) whose folder could not be listed.
         foreign: names of what is not ours and stays.
         leftovers_removed: temporary files of dead writers.
     """
@@ -35,6 +36,7 @@ class VerifyReport:
     size_bytes: int = 0
     bad: list[BadEntry] = field(default_factory=list)
     unreadable: list[tuple[Key, str]] = field(default_factory=list)
+    unlistable: list[str] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
     leftovers_removed: int = 0
 

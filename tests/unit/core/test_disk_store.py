@@ -431,7 +431,7 @@ def test_reservations_of_the_dead_are_written_off(bench: Bench) -> None:
     store = bench.open()
     store.put(_ENTRY)
     before = store.stats()
-    with store._account.changing() as ledger:  # what a writer leaves that is killed after it reserved
+    with store._room._account.changing() as ledger:  # what a writer leaves that is killed after it reserved
         ledger.reserve(shard_of(_ENTRY.key), 1 << 20)
     assert store.stats().size_bytes == before.size_bytes + (1 << 20)
     store.gc()
