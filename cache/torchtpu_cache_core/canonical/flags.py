@@ -61,8 +61,11 @@ class Flags:
         Raises:
             Bypass: a value names a file that cannot be read.
         """
-        if self.ordered or any(flag.name in ORDERED_FLAGS for flag in self.flags):
+        if self.ordered:
             return {"*ordered*": _listed(map(_word, self.flags)), **self._rest()}
+        if any(flag.name in ORDERED_FLAGS for flag in self.flags):
+            kept = (flag for flag in self.flags if flag.name not in DROPPED_FLAGS)
+            return {"*ordered*": _listed(map(_word, kept)), **self._rest()}
         names = {flag.name for flag in self.flags}
         groups: dict[str, list[Flag]] = {}
         for flag in self.flags:

@@ -86,6 +86,10 @@ def test_an_explicit_default_is_a_flag() -> None:
 
 def test_flags_that_set_others_keep_all_order() -> None:
     assert xla("--xla_flags_reset --xla_a=1") != xla("--xla_a=1 --xla_flags_reset")
+    assert xla("--xla_flags_reset --xla_dump_to=/x --xla_a=1") == xla("--xla_flags_reset --xla_a=1")
+    scheduler = "--xla_cpu_scheduler_type=CPU_SCHEDULER_TYPE_DEFAULT"
+    switch = "--xla_cpu_enable_concurrency_optimized_scheduler"
+    assert xla(f"{scheduler} {switch}") != xla(f"{switch} {scheduler}")
 
 
 def test_a_bare_word_stays_with_its_flag() -> None:

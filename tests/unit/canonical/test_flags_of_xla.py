@@ -8,7 +8,23 @@ from typing import Any
 
 import pytest
 
+from torchtpu_cache_core.canonical.debug_options import DEBUG_OPTIONS
 from torchtpu_cache_core.canonical.environment import Environment
+from torchtpu_cache_core.canonical.rules import ORDERED_FLAGS
+
+FIELDS = """
+import json
+from jaxlib import xla_client
+from torchtpu_cache_core.canonical.wire import read_fields
+
+options = xla_client.CompileOptions().SerializeAsString()
+build = next(f.value for f in read_fields(options) if f.number == 3)
+debug = next(f.value for f in read_fields(build) if f.number == 3)
+found = {}
+for field in read_fields(debug):
+    found.setdefault(field.number, []).append(str(field.value))
+print(json.dumps({number: sorted(values) for number, values in found.items()}))
+"""
 
 READ = """
 import json
@@ -65,3 +81,30 @@ def test_a_flag_file_means_its_content(debug_options: Any, tmp_path: Path) -> No
 def test_reading_stops_at_a_bare_word(debug_options: Any) -> None:
     stopped = "--xla_cpu_prefer_vector_width=128 stop --xla_backend_optimization_level=1"
     assert debug_options(stopped) == debug_options("--xla_cpu_prefer_vector_width=128")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_no_other_flag_sets_a_field_that_is_not_its_own(run_python: Any) -> None:
+    """Two flags over one field would make their order count, which only ORDERED_FLAGS take into account."""
+    if importlib.util.find_spec("jaxlib") is None:
+        pytest.skip("jaxlib is not installed, so XLA's own reading cannot be seen")
+    values = {"bool": "true", "int32": "7", "int64": "7", "string": "x"}
+    flags = {
+        name: values[kind] for name, kind in DEBUG_OPTIONS.values() if kind in values and name not in ORDERED_FLAGS
+    }
+    base = run_python(FIELDS)
+
+    def strangers(names: list[str]) -> set[str]:
+        """Fields that change though no flag of theirs is given; flags that this jaxlib refuses are left out."""
+        try:
+            found = run_python(FIELDS, environ={"XLA_FLAGS": " ".join(f"--{name}={flags[name]}" for name in names)})
+        except AssertionError:
+            half = len(names) // 2
+            return strangers(names[:half]) | strangers(names[half:]) if half else set()
+        changed = {n for n in base.keys() | found.keys() if base.get(n) != found.get(n)}
+        return {DEBUG_OPTIONS.get(int(n), (n, ""))[0] for n in changed} - set(names)
+
+    names = sorted(flags)
+    step = 32
+    assert not set().union(*(strangers(names[i : i + step]) for i in range(0, len(names), step)))

@@ -119,5 +119,5 @@ def test_rules_name_real_options() -> None:
     }
     assert set(DROPPED_FLAGS) - names == absl
     assert names >= FILE_FLAGS
-    assert ORDERED_FLAGS - names == {"xla_gpu_graph_level"}
+    assert ORDERED_FLAGS - names == {"xla_gpu_enable_libnvjitlink", "xla_gpu_graph_level"}
     assert not (set(DROPPED_FLAGS) & (FILE_FLAGS | ORDERED_FLAGS))
