@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -91,6 +92,20 @@ def make_request(
         executable_format=compiler.executable_format,
     )
     return request, compiler
+
+
+def check_target(assembly: Assembly, target: str) -> None:
+    """Says early and once what would otherwise be said of every program.
+
+    Raises:
+        InvalidRequest: there is no such target.
+        CompilerMissing: its compiler is not installed here.
+        CompilerCrashed: its compiler does not even describe it.
+    """
+    environment = Environment.snapshot(os.environ, sys.argv)
+    with contextlib.suppress(Bypass):
+        options = encode_options(use_spmd_partitioning=False)
+        assembly.compilers.for_target(target).describe(target, options, environment)
 
 
 def _device_counts(assembly: Assembly, program: bytes) -> tuple[int, int]:

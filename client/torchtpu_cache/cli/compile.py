@@ -46,17 +46,19 @@ def compile_files(
 
     Exit code 0: all done; 1: none; 3: some.
     """
+    from torchtpu_cache.api import check_target
     from torchtpu_cache.assembly import assemble
     from torchtpu_cache.compilers.registry import compiler_kind
 
     config = read_config(cache_dir, remote, namespace)
-    compiler_kind(target)  # a wrong name ends the command before any work
+    compiler_kind(target)  # a name that no target can have ends the command before any work
     raw_options = None if options is None else _read(options)
     outputs = _output_paths(files, target, out)
     assembly = assemble(config)
     failed = 0
     rows = []
     try:
+        check_target(assembly, target)
         with _progress(len(files), as_json) as show:
             for index, file in enumerate(files):
                 progress = functools.partial(show, index, file.name)

@@ -31,11 +31,10 @@ def show(
         origins = {name: str(where) for name, where in loaded.origins.items()}
         print_json({"settings": values} | ({"origins": origins} if origin else {}))
         return
-    columns = ["setting", "value", *(["origin"] if origin else []), "variable", "meaning"]
     rows = []
     for setting in config.SETTINGS:
         value = values[setting.name]
         text = "-" if value in (None, []) else str(value)
-        where = [str(loaded.origins[setting.name])] if origin else []
-        rows.append([setting.name, text, *where, setting.variable, setting.help])
-    print_table(columns, rows)
+        beside = [str(loaded.origins[setting.name])] if origin else [setting.variable, setting.help]
+        rows.append([setting.name, text, *beside])
+    print_table(["setting", "value", *(["origin"] if origin else ["variable", "meaning"])], rows)

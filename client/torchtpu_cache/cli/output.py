@@ -17,6 +17,8 @@ EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_PARTLY: Final = 3
 
+_UNFOLDED_COLUMNS: Final = 1000
+
 JSON_SCHEMA: Final = 1
 """Goes up when a field of any `--json` answer changes its meaning or goes away."""
 
@@ -38,12 +40,11 @@ def fail(message: str, code: int = EXIT_FAILED) -> NoReturn:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A terminal, as wide as it is; at least 100 columns where the output is no terminal, so that a pipe or a log
-    does not get its tables folded at 80."""
+    """A terminal as wide as it is; a pipe or a file gets its lines whole."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() or "COLUMNS" in os.environ else 120
+    width = None if stream.isatty() or "COLUMNS" in os.environ else _UNFOLDED_COLUMNS
     return Console(stderr=stderr, width=width, highlight=False)
 
 

@@ -1,0 +1,274 @@
+"""`torchtpu-cache cache`: look at entries, and keep the disk tier in order."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from torchtpu_cache.cli.options import CacheDir, Json, NamespaceName, Remote, read_config
+from torchtpu_cache.cli.output import (
+    EXIT_FAILED,
+    EXIT_PARTLY,
+    EXIT_USAGE,
+    fail,
+    human_bytes,
+    human_seconds,
+    note,
+    print_json,
+    print_table,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torchtpu_cache_core.names import Key, KeyPrefix
+    from torchtpu_cache_core.store import EntryInfo, Store
+    from torchtpu_cache_core.stores.disk import DiskStore
+
+app = typer.Typer(help="Entries of this machine's disk tier, or of the remote.", no_args_is_help=True)
+
+AtRemote = Annotated[bool, typer.Option("--at-remote", help="The service's entries instead of this machine's.")]
+Keys = Annotated[list[str], typer.Argument(help="Keys, or beginnings of them that are unique.", metavar="KEY...")]
+
+
+@app.command("ls")
+def ls(
+    at_remote: AtRemote = False,
+    remote: Remote = None,
+    cache_dir: CacheDir = None,
+    namespace: NamespaceName = None,
+    as_json: Json = False,
+) -> None:
+    """List entries, the last used first."""
+    with _store(cache_dir, remote, namespace, at_remote) as store:
+        entries = sorted(store.iterate(), key=lambda info: info.accessed_seconds, reverse=True)
+    if as_json:
+        print_json({"entries": [_info_json(info) for info in entries]})
+        return
+    if not entries:
+        print("no entries")
+        return
+    rows = [
+        [
+            info.key.short,
+            info.target_name,
+            human_seconds(info.compile_seconds),
+            human_bytes(info.executable_bytes),
+            human_bytes(info.size_bytes),
+            _moment(info.accessed_seconds),
+        ]
+        for info in entries
+    ]
+    columns = ["key", "target", "compile", "executable", "stored", "last used"]
+    print_table(columns, rows, right=frozenset({2, 3, 4}))
+    total = sum(info.size_bytes for info in entries)
+    print(f"\n{len(entries):,} entries, {human_bytes(total)}")
+
+
+@app.command("show")
+def show(
+    key: Annotated[str, typer.Argument(help="A key, or a beginning of it that is unique.")],
+    at_remote: AtRemote = False,
+    remote: Remote = None,
+    cache_dir: CacheDir = None,
+    namespace: NamespaceName = None,
+    as_json: Json = False,
+) -> None:
+    """Show what an entry says of itself, after checking it."""
+    with _store(cache_dir, remote, namespace, at_remote) as store:
+        stored = store.get(_found(store, key))
+    if stored is None:
+        fail(f"{key}: the entry went away meanwhile")
+    header = stored.entry.header
+    answer: dict[str, Any] = {
+        "key": header.key,
+        "digest": stored.entry.digest,
+        "entry_bytes": stored.entry.size_bytes,
+        "executable_bytes": header.executable_bytes,
+        "executable_format": header.executable_format,
+        "codec": header.codec,
+        "producer": header.producer,
+        "road": header.road,
+        "compile_seconds": header.compile_seconds,
+        "created_seconds": header.created_seconds,
+        "manifest": None,
+        "compiled_here": stored.attestation is not None and stored.attestation.machine_mac is not None,
+    }
+    if stored.attestation is not None and stored.attestation.manifest is not None:
+        answer["manifest"] = stored.attestation.manifest.to_json()
+    if as_json:
+        print_json(answer | {"components": [component.to_json() for component in header.components]})
+        return
+    shown = answer | {"created_seconds": _moment(header.created_seconds)}
+    rows = [[name, "-" if value is None else str(value)] for name, value in shown.items()]
+    print_table(["field", "value"], rows)
+    print()
+    print_table(["component", "value"], [[component.name, component.shown] for component in header.components])
+
+
+@app.command("rm")
+def rm(
+    keys: Keys,
+    at_remote: AtRemote = False,
+    remote: Remote = None,
+    cache_dir: CacheDir = None,
+    namespace: NamespaceName = None,
+    as_json: Json = False,
+) -> None:
+    """Remove entries. Exit code 3 where some were not there."""
+    removed, missing = [], []
+    with _store(cache_dir, remote, namespace, at_remote) as store:
+        for text in keys:
+            key = find_key(store, _prefix(text))
+            if key is not None and store.delete(key):
+                removed.append(key)
+            else:
+                missing.append(text)
+    if as_json:
+        print_json({"removed": removed, "missing": missing})
+    else:
+        for key in removed:
+            print(f"removed {key}")
+        for text in missing:
+            note(f"error: {text}: there is no such entry")
+    if missing:
+        raise typer.Exit(EXIT_PARTLY if removed else EXIT_FAILED)
+
+
+@app.command("verify")
+def verify(
+    repair: Annotated[bool, typer.Option("--repair", help="Set bad entries aside, remove leftovers.")] = False,
+    cache_dir: CacheDir = None,
+    namespace: NamespaceName = None,
+    as_json: Json = False,
+) -> None:
+    """Check every entry of the disk tier, payload included. Exit code 1 where something bad stays."""
+    with _disk(cache_dir, namespace) as store:
+        report = store.verify(repair)
+        quarantined = store.quarantined()
+    bad_stays = any(not bad.set_aside for bad in report.bad) or bool(report.unreadable)
+    if as_json:
+        print_json(
+            {
+                "ok": not bad_stays,
+                "entries": report.entries,
+                "size_bytes": report.size_bytes,
+                "bad": [
+                    {"key": bad.key, "reason": bad.reason, "detail": bad.detail, "set_aside": bad.set_aside}
+                    for bad in report.bad
+                ],
+                "unreadable": [{"key": key, "error": error} for key, error in report.unreadable],
+                "foreign": report.foreign,
+                "leftovers_removed": report.leftovers_removed,
+                "quarantined": [{"path": str(item.path), "reason": item.reason} for item in quarantined],
+            }
+        )
+    else:
+        print(f"{report.entries:,} good entries, {human_bytes(report.size_bytes)}")
+        for bad in report.bad:
+            print(f"bad        {bad.key}: {bad.reason} {bad.detail}{' (set aside)' if bad.set_aside else ''}")
+        for key, error in report.unreadable:
+            print(f"unreadable {key}: {error}")
+        for name in report.foreign:
+            print(f"not ours   {name} (left alone)")
+        for item in quarantined:
+            print(f"set aside  {item.path} ({item.reason})")
+        if report.leftovers_removed:
+            print(f"removed {report.leftovers_removed} leftovers of writers that died")
+    if bad_stays:
+        if not repair:
+            note("run `torchtpu-cache cache verify --repair` to set bad entries aside")
+        raise typer.Exit(EXIT_FAILED)
+
+
+@app.command("gc")
+def gc(cache_dir: CacheDir = None, namespace: NamespaceName = None, as_json: Json = False) -> None:
+    """Count the disk tier anew, remove leftovers, and bring it within its limits."""
+    with _disk(cache_dir, namespace) as store:
+        report = store.gc()
+    if as_json:
+        print_json(
+            {
+                "entries": report.entries,
+                "size_bytes": report.size_bytes,
+                "evicted": report.evicted,
+                "leftovers_removed": report.leftovers_removed,
+                "foreign": list(report.foreign),
+            }
+        )
+        return
+    print(f"{report.entries:,} entries, {human_bytes(report.size_bytes)}; evicted {report.evicted:,}")
+    print(f"removed {report.leftovers_removed:,} leftovers; {len(report.foreign):,} files are not ours and stay")
+
+
+def find_key(store: Store, prefix: KeyPrefix) -> Key | None:
+    """The key that `prefix` means in `store`, or None; ends the command where it could mean several."""
+    from torchtpu_cache_core.errors import InvalidName
+    from torchtpu_cache_core.names import Key
+
+    with contextlib.suppress(InvalidName):
+        whole = Key(prefix)
+        return whole if store.contains(whole) else None
+    found = sorted(info.key for info in store.iterate() if prefix.matches(info.key))
+    if len(found) > 1:
+        fail(f"{prefix} is the beginning of {len(found)} keys; type more of it", EXIT_USAGE)
+    return found[0] if found else None
+
+
+def _found(store: Store, text: str) -> Key:
+    key = find_key(store, _prefix(text))
+    return fail(f"{text}: there is no such entry") if key is None else key
+
+
+def _prefix(text: str) -> KeyPrefix:
+    from torchtpu_cache_core.names import KeyPrefix
+
+    return KeyPrefix(text.rstrip("…"))
+
+
+@contextlib.contextmanager
+def _store(cache_dir: Path | None, remote: str | None, namespace: str | None, at_remote: bool) -> Iterator[Store]:
+    from torchtpu_cache.remote import RemoteStore
+
+    if not at_remote:
+        with _disk(cache_dir, namespace) as disk:
+            yield disk
+        return
+    config = read_config(cache_dir, remote, namespace)
+    if config.remote is None:
+        fail("no remote is configured; pass --remote URL or set TORCHTPU_CACHE_REMOTE", EXIT_USAGE)
+    with RemoteStore(config.remote, config.namespace) as store:
+        yield store
+
+
+@contextlib.contextmanager
+def _disk(cache_dir: Path | None, namespace: str | None) -> Iterator[DiskStore]:
+    from torchtpu_cache.assembly import open_disk
+
+    config = read_config(cache_dir, None, namespace)
+    with open_disk(config, config.dir) as store:
+        yield store
+
+
+def _info_json(info: EntryInfo) -> dict[str, Any]:
+    return {
+        "key": info.key,
+        "target": info.target_name,
+        "size_bytes": info.size_bytes,
+        "executable_bytes": info.executable_bytes,
+        "compile_seconds": info.compile_seconds,
+        "created_seconds": info.created_seconds,
+        "accessed_seconds": info.accessed_seconds,
+        "pinned": info.pinned,
+    }
+
+
+def _moment(seconds: float) -> str:
+    try:
+        return datetime.datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    except (OverflowError, ValueError, OSError):
+        return "?"  # a producer's clock can say anything
