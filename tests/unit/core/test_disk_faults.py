@@ -147,6 +147,15 @@ def test_without_hard_links_the_first_still_wins(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob(".tmp-*"))
 
 
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.EEXIST, errno.EIO, errno.ESTALE])
+def test_a_link_whose_answer_was_lost_has_succeeded(tmp_path: Path, code: int) -> None:
+    files = FaultyFiles(Fault(call="link", error=code, after=True))
+    store = _open(tmp_path / "root", files, ManualClock())
+    assert store.put(_OLD).status is PutStatus.CREATED
+    assert store.stats().entries == 1
+    assert not list(tmp_path.rglob(".tmp-*"))
+
+
 def test_without_locks_it_still_works(tmp_path: Path) -> None:
     files = FaultyFiles(Fault(call="flock", error=errno.ENOLCK))
     store = _open(tmp_path / "root", files, ManualClock())
