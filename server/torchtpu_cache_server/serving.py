@@ -89,6 +89,8 @@ class Listen:
         listener = socket.socket(socket.AF_INET6 if is_v6 else socket.AF_INET, socket.SOCK_STREAM)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # Connections inherit both. An answer's head and body are two writes, and must not wait for each other.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             # A peer that takes no byte for a minute loses its connection, and we its buffers.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _STUCK_PEER_MS)
             listener.bind((address, self.port))
