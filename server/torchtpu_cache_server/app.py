@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import time
 from collections.abc import Callable
@@ -26,8 +25,6 @@ from torchtpu_cache_server.routers.entries import create_entries_router
 from torchtpu_cache_server.routers.status import create_status_router
 from torchtpu_cache_server.service import Service
 from torchtpu_cache_server.trust import LoopbackTrust
-
-_log = logging.getLogger(__name__)
 
 Asgi = Callable[[Any, Any, Any], Any]
 
@@ -101,10 +98,7 @@ def _refusal_of(edge: Edge, error: Exception) -> Refusal:
             return error
         case CacheError():
             edge.note_failure(error)
-            refusal = refusal_of(error)
-            if refusal.problem.status >= 500:
-                _log.error("a request failed: %s", error, exc_info=error)
-            return refusal
+            return refusal_of(error)
         case HTTPException(status_code=404):
             return Refusal(404, ProblemKind.NO_SUCH_PATH, "nothing lives under this path; /docs lists what does")
         case HTTPException(status_code=405, headers=headers):

@@ -67,10 +67,11 @@ class Edge:
         return Refusal(500, ProblemKind.INTERNAL, detail, closes=True)
 
     def note_failure(self, error: CacheError, *, uploading: bool = False) -> None:
-        """Counts an error if it is the service's own."""
+        """Counts an error if it is the service's own, and logs it, with its cause, within bounds."""
         if is_failure(error, uploading=uploading):
             self.metrics.failure(error.kind if isinstance(error, StoreError) else FailureKind.SERVER_ERROR)
-            self.health.failed()
+            if self.health.failed():
+                _log.error("a request failed: %s", error, exc_info=error)
 
     async def body_piece(self, receive: Callable[[], Any], idle_seconds: float | None = None) -> tuple[bytes, bool]:
         """The next piece of the request's body, and whether more follows.

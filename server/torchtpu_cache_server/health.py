@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Final
 
 from torchtpu_cache_core.clock import Clock
 from torchtpu_cache_core.errors import CacheError
+
+LOG_SECONDS: Final = 5.0
+"""A dying disk fails every request; the counter has them all, the log one in this time."""
 
 
 class Health:
@@ -36,6 +40,7 @@ class Health:
         self._lock = threading.Lock()  # guards all below
         self._failures = 0
         self._failed_at = 0.0
+        self._logged_at = 0.0
         self._proved_at: float | None = None
         self._proof: str | None = None
 
@@ -45,11 +50,16 @@ class Health:
             with self._lock:
                 self._failures = 0
 
-    def failed(self) -> None:
-        """A request failed through no fault of its client."""
+    def failed(self) -> bool:
+        """A request failed through no fault of its client; True if that is worth a line in the log by now."""
         with self._lock:
+            now = self._clock.monotonic()
+            is_news = self._failures == 0 or now - self._logged_at >= LOG_SECONDS
+            if is_news:
+                self._logged_at = now
             self._failures += 1
-            self._failed_at = self._clock.monotonic()
+            self._failed_at = now
+        return is_news
 
     def reason(self) -> str | None:
         """Why the service is unfit, or None. May block on the disk."""
