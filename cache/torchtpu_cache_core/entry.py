@@ -213,8 +213,12 @@ class Entry:
         road: str,
         compile_seconds: float,
         created_seconds: float,
+        key: Key | None = None,
     ) -> Self:
         """Packs an executable. Costs about 2 ms per MB, most of it compression.
+
+        Args:
+            key: of the components, where the caller has it already; no reader accepts another.
 
         Raises:
             EntryTooLarge: over the format's hard caps.
@@ -228,7 +232,7 @@ class Entry:
         if len(payload) >= len(executable) or len(executable) > MAX_EXPANSION * len(payload):
             payload, codec = executable, CODEC_RAW
         header = Header(
-            key=key_of(components),
+            key=key_of(components) if key is None else key,
             components=tuple(components),
             executable_format=executable_format,
             codec=codec,

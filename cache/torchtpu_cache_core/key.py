@@ -6,14 +6,15 @@ Framing (all integers little-endian, docs/key.md has the table):
 
     component = u16 name length | name | u8 kind | u64 value length | value
 
-`kind` 0 is a text value (printable ASCII), 1 a digested one (32 raw bytes of SHA-256, then u64 size of what was digested).
-The two kinds can never meet, so a text that looks like a digest is no way to forge one. A key is computed from
-components in their shown form, so whoever holds an entry's header can compute its key again and compare.
+`kind` 0 is a text value (printable ASCII), 1 a digested one (32 raw bytes of SHA-256, then u64 size of what was
+digested). The two kinds can never meet, so a text that looks like a digest is no way to forge one. A key is computed
+from components in their shown form, so whoever holds an entry's header can compute its key again and compare.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -25,13 +26,14 @@ from torchtpu_cache_core.names import Key
 SCHEME: Final = "ttc1"
 """Changes whenever equal requests could hash otherwise; docs/key.md says what a change means for a fleet."""
 
-MAX_TEXT_BYTES: Final = 4096
-"""Longer values are kept as their digest: readable where short."""
+MAX_TEXT_BYTES: Final = 16 << 10
+"""Longer values are kept as their digest. XLA's whole debug options, the longest text worth comparing, take 10 kB."""
 
 MAX_COMPONENTS: Final = 1024
 MAX_NAME_BYTES: Final = 256
 
 _DOMAIN: Final = b"torchtpu-cache key\0"
+_SHOWN: Final = re.compile(rb"[ -~]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Component:
 
     @classmethod
     def of(cls, name: str, value: str | bytes) -> Self:
-        """Shows `value` as text if it is at most 4,096 bytes of printable ASCII, as its digest otherwise."""
+        """Shows `value` as text if it is at most 16 KiB of printable ASCII, as its digest otherwise."""
         raw = value.encode() if isinstance(value, str) else value
         if len(raw) <= MAX_TEXT_BYTES and _is_shown(raw):
             return cls(name, raw.decode("ascii"), None, len(raw))
@@ -106,17 +108,15 @@ def key_of(components: Sequence[Component], scheme: str = SCHEME) -> Key:
     names = {c.name for c in components}
     if not components or len(components) > MAX_COMPONENTS or len(names) != len(components):
         raise InvalidRequest("a key needs between 1 and 1,024 components with distinct names")
-    digest = hashlib.sha256(_DOMAIN)
-    digest.update(_framed("<H", scheme.encode()))
-    digest.update(struct.pack("<I", len(components)))
+    framed = [_DOMAIN, _framed("<H", scheme.encode()), struct.pack("<I", len(components))]
     for component in components:
-        digest.update(_framed("<H", component.name.encode()))
+        framed.append(_framed("<H", component.name.encode()))
         if component.text is not None:
-            digest.update(b"\0" + _framed("<Q", component.text.encode()))
+            framed.append(b"\0" + _framed("<Q", component.text.encode()))
         else:
             value = bytes.fromhex(component.sha256 or "") + struct.pack("<Q", component.size_bytes)
-            digest.update(b"\1" + _framed("<Q", value))
-    return Key(f"{scheme}-{digest.hexdigest()}")
+            framed.append(b"\1" + _framed("<Q", value))
+    return Key(f"{scheme}-{hashlib.sha256(b''.join(framed)).hexdigest()}")
 
 
 def _is_shown(raw: bytes) -> bool:

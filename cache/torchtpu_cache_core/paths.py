@@ -1,9 +1,9 @@
 """Where a user's files live, also for a user without HOME or passwd entry.
 
 A folder is, in this order: `$XDG_*_HOME/torchtpu-cache`; the usual place under HOME; under the passwd entry's home;
-`<temp folder>/torchtpu-cache-<uid>/`. HOME and the passwd entry count only where this user may write there, so that a
-container with an arbitrary uid, HOME=/ or a read-only root ends in the temp folder. An XDG variable counts as it is:
-somebody set it. Nothing is created here but by `ensure_private_dir`.
+`<temp folder>/torchtpu-cache-<uid>-<what>`. HOME and the passwd entry count only where this user may write there, so
+that a container with an arbitrary uid, HOME=/ or a read-only root ends in the temp folder. An XDG variable counts as it
+is: somebody set it. Nothing is created here but by `ensure_private_dir`.
 """
 
 from __future__ import annotations
@@ -108,7 +108,8 @@ def _user_dir(environ: Mapping[str, str], variable: str, below_home: Path, fallb
         path = home / below_home / _APPLICATION
         if _may_write(path):
             return path
-    return _temp_dir(environ) / f"{_APPLICATION}-{os.geteuid()}" / fallback
+    # One level: whoever made a folder in between could swap what is in it.
+    return _temp_dir(environ) / f"{_APPLICATION}-{os.geteuid()}-{fallback}"
 
 
 def _homes(environ: Mapping[str, str]) -> Iterator[Path]:

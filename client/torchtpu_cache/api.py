@@ -65,7 +65,7 @@ def make_request(
     """A request for `target` in this process's environment, and the compiler that can answer it.
 
     Without `options`, replicas and partitions are the module's own `mhlo.num_*`, with SPMD when there is more than
-    one device.
+    one device, and with Shardy where the module is written for it.
 
     Raises:
         CompilerMissing: the target's compiler is not installed here.
@@ -73,11 +73,14 @@ def make_request(
     """
     if not program:
         raise InvalidRequest("the program is empty")
-    environment = Environment.snapshot(os.environ, sys.argv)
+    environment = _surroundings()
     if options is None:
-        replicas, partitions = _device_counts(assembly, program)
+        layout = assembly.canonicaliser.layout(program)
         options = encode_options(
-            num_replicas=replicas, num_partitions=partitions, use_spmd_partitioning=replicas * partitions > 1
+            num_replicas=layout.num_replicas,
+            num_partitions=layout.num_partitions,
+            use_spmd_partitioning=layout.num_replicas * layout.num_partitions > 1,
+            use_shardy_partitioner=layout.uses_shardy,
         )
     compiler = assembly.compilers.for_target(target)
     try:
@@ -102,19 +105,17 @@ def check_target(assembly: Assembly, target: str) -> None:
         CompilerMissing: its compiler is not installed here.
         CompilerCrashed: its compiler does not even describe it.
     """
-    environment = Environment.snapshot(os.environ, sys.argv)
+    environment = _surroundings()
     with contextlib.suppress(Bypass):
         options = encode_options(use_spmd_partitioning=False)
         assembly.compilers.for_target(target).describe(target, options, environment)
 
 
-def _device_counts(assembly: Assembly, program: bytes) -> tuple[int, int]:
-    """Replicas and partitions as the module says; one each where it says nothing."""
+def _surroundings() -> Environment:
     try:
-        facts = assembly.canonicaliser.facts(program)
-    except Bypass:
-        return 1, 1
-    return facts.num_replicas or 1, facts.num_partitions or 1
+        return Environment.snapshot(os.environ, sys.argv)
+    except Bypass as bypass:
+        return Environment.without_identity(os.environ, bypass)
 
 
 def compile_with(

@@ -7,24 +7,27 @@ import threading
 from collections import deque
 from typing import Final
 
+from torchtpu_cache_core.clock import SYSTEM_CLOCK, Clock
+
 _WINDOW: Final = 16
-_ENOUGH: Final = 8
-_PROBE_EVERY: Final = 64
+_ENOUGH: Final = 4
+_PAUSE_ROUND_TRIPS: Final = 100
 
 
 class RemoteGate:
     """Closed for programs like those that lately all compiled faster than the remote answers. Thread-safe.
 
     It looks at the last 16 compiles and the median of the last 16 round trips. A program that is larger than all of
-    those compiled ones always passes, since nothing is known of its cost; so does every 64th, so that a change of
-    either side is noticed.
+    those compiled ones always passes, since nothing is known of its cost; so does one every hundred round trips'
+    time, which costs a hundredth, so that a change of either side is noticed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
         self._lock = threading.Lock()  # guards all below
         self._compiles: deque[tuple[float, int]] = deque(maxlen=_WINDOW)
         self._round_trips: deque[float] = deque(maxlen=_WINDOW)
-        self._held_back = 0
+        self._asked_seconds = 0.0
 
     def compiled(self, seconds: float, program_bytes: int) -> None:
         """A compile of a program of this size took this long."""
@@ -35,6 +38,7 @@ class RemoteGate:
         """The remote took this long to say that it has no entry."""
         with self._lock:
             self._round_trips.append(seconds)
+            self._asked_seconds = self._clock.monotonic()
 
     def closed(self, program_bytes: int) -> bool:
         """Whether a look-up for a program of this size should pass the remote by."""
@@ -43,7 +47,7 @@ class RemoteGate:
                 return False
             slowest = max(seconds for seconds, _ in self._compiles)
             largest = max(size for _, size in self._compiles)
-            if program_bytes > largest or slowest >= statistics.median(self._round_trips):
+            round_trip = statistics.median(self._round_trips)
+            if program_bytes > largest or slowest >= round_trip:
                 return False
-            self._held_back += 1
-            return self._held_back % _PROBE_EVERY != 0
+            return self._clock.monotonic() - self._asked_seconds < _PAUSE_ROUND_TRIPS * round_trip

@@ -17,12 +17,15 @@ from typing import TYPE_CHECKING, Final
 from torchtpu_cache.breaker import BreakerOpen
 from torchtpu_cache.counters import Counters, Tier
 from torchtpu_cache.gate import RemoteGate
+from torchtpu_cache.later import LaterWriter
+from torchtpu_cache.sparing import SparingLog
 from torchtpu_cache_core.clock import SYSTEM_CLOCK, Clock
 from torchtpu_cache_core.entry import Entry
 from torchtpu_cache_core.errors import (
     Bypass,
     CompileError,
     CorruptEntry,
+    CorruptReason,
     InvalidRequest,
     LoadError,
     StoreError,
@@ -32,6 +35,7 @@ from torchtpu_cache_core.names import DEFAULT_NAMESPACE, Digest, Key, Namespace
 from torchtpu_cache_core.request import ProgramResolver, Request, ResolvedRequest, resolve
 from torchtpu_cache_core.singleflight import SingleFlight
 from torchtpu_cache_core.store import Store, Stored
+from torchtpu_cache_core.stores.wrap import SetsAside
 
 if TYPE_CHECKING:
     from torchtpu_cache.compilers.base import Compiled, Compiler, Loaded
@@ -40,7 +44,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 CHEAP_SECONDS: Final = 0.010
-"""A program that compiles faster stays in memory and disk, written without fsync: sharing it costs more."""
+"""A program that compiles faster stays in memory and disk, written later and without fsync: sharing it costs more."""
 
 
 class Mode(enum.StrEnum):
@@ -137,7 +141,9 @@ class Node:
         self.mode = mode
         self.counters = Counters() if counters is None else counters
         self._clock = clock
-        self._gate = RemoteGate()
+        self._later = None if disk is None else LaterWriter(disk, self.counters)
+        self._gate = RemoteGate(clock)
+        self._sparing = SparingLog(_log, clock)
         self._flights: SingleFlight[Key, Result] = SingleFlight()
 
     def get_or_compile(
@@ -172,6 +178,31 @@ class Node:
             _log.exception("a key could not be made; compiling without the cache")
             return self._bypass("internal", request, compiler, load, progress, started)
 
+        return self._answer(resolved, compiler, load, progress, started)
+
+    def answer(
+        self,
+        resolved: ResolvedRequest,
+        compiler: Compiler,
+        *,
+        load: LoadExecutable | None = None,
+        progress: Callable[[float], None] | None = None,
+    ) -> Result:
+        """`get_or_compile` for a caller that has the key already. In mode OFF it compiles like any other bypass."""
+        started = self._clock.monotonic()
+        self.counters.request()
+        if self.mode is Mode.OFF:
+            return self._bypass("off", resolved.request, compiler, load, progress, started)
+        return self._answer(resolved, compiler, load, progress, started)
+
+    def _answer(
+        self,
+        resolved: ResolvedRequest,
+        compiler: Compiler,
+        load: LoadExecutable | None,
+        progress: Callable[[float], None] | None,
+        started: float,
+    ) -> Result:
         def flight() -> Result:
             hit = self._look_up(resolved, load, started) if self.mode.serves else None
             return hit or self._compile(resolved, compiler, load, progress, started)
@@ -192,7 +223,7 @@ class Node:
         try:
             loaded = None if load is None else load(theirs.executable)
         except LoadError as error:
-            _log.warning("an executable that another thread got did not load: %s", error)
+            self._sparing.warning("memory.load", "an executable that another thread got did not load: %s", error)
             self.counters.failure(Tier.MEMORY, "load")
             return self._compile(resolved, compiler, load, progress, started)
         seconds = self._clock.monotonic() - started
@@ -237,7 +268,7 @@ class Node:
         except BreakerOpen:
             self.counters.skipped(tiered.tier, "breaker_open")
         except StoreError as error:
-            _log.warning("the %s tier failed: %s", tiered.tier, error)
+            self._sparing.warning(f"{tiered.tier}.{error.kind}", "the %s tier failed: %s", tiered.tier, error)
             self.counters.failure(tiered.tier, error.kind)
         except Exception:
             _log.exception("the %s tier failed", tiered.tier)
@@ -260,10 +291,10 @@ class Node:
             self._set_aside(tiered, resolved.key, error)
             return None
         except LoadError as error:
-            _log.warning("an entry of the %s tier did not load: %s", tiered.tier, error)
+            self._sparing.warning(f"{tiered.tier}.load", "an entry of the %s tier did not load: %s", tiered.tier, error)
             self.counters.failure(tiered.tier, "load")
             if error.blames_entry:
-                self._delete(tiered, resolved.key)
+                self._free(tiered, resolved.key, CorruptReason.PAYLOAD)
             return None
         except MemoryError:
             self.counters.failure(tiered.tier, "memory")
@@ -282,13 +313,17 @@ class Node:
         return result
 
     def _set_aside(self, tiered: _Tiered, key: Key, error: CorruptEntry) -> None:
-        _log.warning("the %s tier held a bad entry for %s: %s", tiered.tier, key.short, error)
+        message = "the %s tier held a bad entry for %s: %s"
+        self._sparing.warning(f"{tiered.tier}.{error.kind}", message, tiered.tier, key.short, error)
         self.counters.failure(tiered.tier, error.kind)
-        self._delete(tiered, key)
+        self._free(tiered, key, error.reason)
 
-    def _delete(self, tiered: _Tiered, key: Key) -> None:
+    def _free(self, tiered: _Tiered, key: Key, reason: CorruptReason) -> None:
         """Frees a key of a local tier. A bad entry of the remote is the service's to remove."""
         if tiered.tier is Tier.REMOTE:
+            return
+        if isinstance(tiered.store, SetsAside):
+            tiered.store.set_aside(key, reason)
             return
         try:
             tiered.store.delete(key)
@@ -300,7 +335,8 @@ class Node:
         try:
             tiered.store.put(entry, attestation)
         except StoreError as error:
-            _log.warning("the %s tier did not take an entry: %s", tiered.tier, error)
+            topic = f"{tiered.tier}.put.{error.kind}"
+            self._sparing.warning(topic, "the %s tier did not take an entry: %s", tiered.tier, error)
             self.counters.failure(tiered.tier, error.kind)
         except Exception:
             _log.exception("the %s tier did not take an entry", tiered.tier)
@@ -374,6 +410,7 @@ class Node:
         try:
             entry = Entry.build(
                 compiled.executable,
+                key=resolved.key,
                 components=resolved.components,
                 executable_format=resolved.request.executable_format,
                 producer=compiled.producer,
@@ -388,10 +425,13 @@ class Node:
         attestation = (
             None if self._machine_key is None else Attestation.by_machine(self._machine_key, self._namespace, entry)
         )
+        cheap = compiled.compile_seconds < CHEAP_SECONDS
         for tiered in self._tiers:
-            if tiered.tier is not Tier.REMOTE:
+            if tiered.tier is Tier.DISK and cheap and self._later is not None:
+                self._later.add(entry, attestation)
+            elif tiered.tier is not Tier.REMOTE:
                 self._keep(tiered, entry, attestation)
-        if compiled.compile_seconds < CHEAP_SECONDS:
+        if cheap:
             self.counters.not_published("cheap")
         elif self._spool is not None:
             self._spool.add(entry, durable=True)
@@ -405,6 +445,8 @@ class Node:
 
     def close(self) -> None:
         """Ends background work and closes the tiers. What waits in the spool stays there for the next run."""
+        if self._later is not None:
+            self._later.close()
         if self._spool is not None:
             self._spool.close()
         for tiered in self._tiers:

@@ -41,8 +41,11 @@ _log = logging.getLogger(__name__)
 _FIRST_RETRY_SECONDS: Final = 1.0
 _LONGEST_RETRY_SECONDS: Final = 60.0
 _ABANDONED_SECONDS: Final = 3600.0
-_FINAL: Final = frozenset({FailureKind.TOO_LARGE, FailureKind.FORBIDDEN, FailureKind.READ_ONLY, FailureKind.CORRUPT})
+_FINAL: Final = frozenset({FailureKind.TOO_LARGE, FailureKind.FORBIDDEN, FailureKind.READ_ONLY})
 """Refusals that a retry will not change. A missing or stale login may be mended, so those entries wait."""
+
+_OF_THIS_ENTRY: Final = frozenset({FailureKind.CORRUPT, FailureKind.FULL})
+"""Failures that say nothing of the next entry: bytes damaged on their way, or no room for one of this size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +251,7 @@ class Spool:
                 self._counters.not_published(error.kind)
                 path.unlink(missing_ok=True)
                 return _Outcome.DONE
-            return _Outcome.LATER if isinstance(error, StoreFull) else _Outcome.REMOTE_AWAY
+            return _Outcome.LATER if error.kind in _OF_THIS_ENTRY else _Outcome.REMOTE_AWAY
         self._counters.published(outcome.status)
         path.unlink(missing_ok=True)
         return _Outcome.DONE

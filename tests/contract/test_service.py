@@ -8,8 +8,8 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from support.faultybucket import FaultyBucketFiles
 
+from support.faultybucket import FaultyBucketFiles
 from torchtpu_cache_core.errors import CorruptEntry, FailureKind
 from torchtpu_cache_core.manifest import Manifest
 from torchtpu_cache_core.names import DEFAULT_NAMESPACE, Digest, Key

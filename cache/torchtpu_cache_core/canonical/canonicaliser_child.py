@@ -65,7 +65,7 @@ def canonicalise(program: bytes) -> dict[str, Any]:
             passmanager.PassManager.parse(_STRIP).run(module.operation)
         except (ValueError, ir.MLIRError) as error:
             return {"unparsed": str(error)[:_MAX_REASON]}
-        calls, payloads = _walk(module.operation)
+        calls, payloads, uses_shardy = _walk(module.operation)
         if any(call.startswith(f"{FOREIGN_OPERATION}vhlo.") for call in calls):
             return {"unparsed": "the program is of a StableHLO version that this jaxlib cannot read"}
         for operation, attribute, text in payloads:
@@ -79,18 +79,22 @@ def canonicalise(program: bytes) -> dict[str, Any]:
         ),
         num_replicas=replicas,
         num_partitions=partitions,
+        uses_shardy=uses_shardy,
         custom_calls=tuple(sorted(calls)),
     )
     return facts.to_json()
 
 
-def _walk(root: ir.Operation) -> tuple[set[str], list[tuple[ir.Operation, str, str]]]:
-    """Custom calls in all regions, and the attributes that hold kernels with what stands for them."""
+def _walk(root: ir.Operation) -> tuple[set[str], list[tuple[ir.Operation, str, str]], bool]:
+    """Custom calls in all regions, the attributes that hold kernels with what stands for them, and whether
+    anything is of Shardy's dialect."""
+    dialects: set[str] = set()
     calls: set[str] = set()
     payloads: list[tuple[ir.Operation, str, str]] = []
 
     def visit(operation: ir.Operation) -> ir.WalkResult:
         dialect, _, kind = operation.name.partition(".")
+        dialects.add(dialect)
         attributes = operation.attributes
         if dialect not in _DIALECTS:
             calls.add(FOREIGN_OPERATION + operation.name)
@@ -107,7 +111,7 @@ def _walk(root: ir.Operation) -> tuple[set[str], list[tuple[ir.Operation, str, s
         return ir.WalkResult.ADVANCE
 
     root.walk(visit)
-    return calls, payloads
+    return calls, payloads, "sdy" in dialects
 
 
 def _between_devices(attributes: Any) -> bool:

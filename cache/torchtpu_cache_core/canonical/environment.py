@@ -47,12 +47,20 @@ class Environment:
         roads: flags by road, in the order in which the later one wins.
         parts: sorted (name, canonical value) pairs of which each is a component `env.<name>`.
         taken: the same variables as they were given, for `check_unchanged`.
+        unidentified: why these surroundings have no components, as reason and detail of a Bypass; else empty.
     """
 
     variables: tuple[tuple[str, str], ...]
     roads: tuple[tuple[str, Flags], ...]
     parts: tuple[tuple[str, str], ...]
     taken: tuple[tuple[str, str], ...]
+    unidentified: tuple[str, ...] = ()
+
+    @classmethod
+    def without_identity(cls, environ: Mapping[str, str], bypass: Bypass) -> Self:
+        """Surroundings that `snapshot` refused: they can be compiled in, and nothing may be cached."""
+        taken = _relevant(environ)
+        return cls(variables=taken, roads=(), parts=(), taken=taken, unidentified=(bypass.reason, bypass.detail))
 
     @classmethod
     def snapshot(
@@ -85,7 +93,9 @@ class Environment:
                 variables[road] = _inline(variables[road], text)
         if variables.get(_INIT_ARGS_ROAD):
             roads.append((_INIT_ARGS_ROAD, parse_init_args(variables[_INIT_ARGS_ROAD])))
-        roads.append((_ARGV_ROAD, parse_argv(argv)))
+        given = parse_argv(argv)
+        if given.flags or given.rest:
+            roads.append((_ARGV_ROAD, given))
         parts: dict[str, str] = {}
         for road, flags in roads:
             parts |= _road_parts(road, flags.canonical())
@@ -102,7 +112,13 @@ class Environment:
         )
 
     def components(self) -> list[Component]:
-        """The components `env.*`, sorted by name."""
+        """The components `env.*`, sorted by name.
+
+        Raises:
+            Bypass: there are none (`without_identity`).
+        """
+        if self.unidentified:
+            raise Bypass(*self.unidentified)
         # A value from the system may hold bytes that are no UTF-8.
         shown = [Component.of(f"env.{n}", value.encode("utf-8", "surrogateescape")) for n, value in self.parts]
         return [Component.of("env.table", TABLE_VERSION), *shown]

@@ -36,12 +36,14 @@ class ProgramFacts:
         identity: what the key takes.
         num_replicas: `mhlo.num_replicas` of the module; None where it does not say, or cannot be read here.
         num_partitions: likewise.
+        uses_shardy: it holds the `sdy` dialect, so that XLA has to partition it with Shardy.
         custom_calls: sorted targets of its custom calls, each once; empty where it could only be scanned.
     """
 
     identity: ProgramIdentity
     num_replicas: int | None
     num_partitions: int | None
+    uses_shardy: bool
     custom_calls: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -51,6 +53,7 @@ class ProgramFacts:
             "size_bytes": self.identity.size_bytes,
             "num_replicas": self.num_replicas,
             "num_partitions": self.num_partitions,
+            "uses_shardy": self.uses_shardy,
             "custom_calls": list(self.custom_calls),
         }
 
@@ -67,6 +70,8 @@ class ProgramFacts:
             return None
         if any(c is not None and (type(c) is not int or not 0 <= c < 1 << 31) for c in (replicas, partitions)):
             return None
+        if not isinstance(shardy := record.get("uses_shardy"), bool):
+            return None
         if not isinstance(calls, list) or len(calls) > _MAX_CUSTOM_CALLS:
             return None
         if any(not isinstance(call, str) or len(call) > 4 * MAX_TARGET_BYTES for call in calls):
@@ -75,5 +80,6 @@ class ProgramFacts:
             identity=ProgramIdentity(form, sha256, size),
             num_replicas=replicas,
             num_partitions=partitions,
+            uses_shardy=shardy,
             custom_calls=tuple(calls),
         )

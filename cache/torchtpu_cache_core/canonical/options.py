@@ -107,6 +107,7 @@ _DEBUG_OPTIONS_FIELD: Final = 3
 _NUM_REPLICAS_FIELD: Final = 4
 _NUM_PARTITIONS_FIELD: Final = 5
 _SPMD_FIELD: Final = 6
+_SHARDY_FIELD: Final = 19
 
 _WIRE_TYPES: Final = {
     "bool": VARINT,
@@ -150,7 +151,13 @@ def options_components(options: bytes, *, position_independent: bool) -> list[Co
     return [table, *(Component.of(f"options.{name}", named[name]) for name in named)]
 
 
-def encode_options(*, num_replicas: int = 1, num_partitions: int = 1, use_spmd_partitioning: bool) -> bytes:
+def encode_options(
+    *,
+    num_replicas: int = 1,
+    num_partitions: int = 1,
+    use_spmd_partitioning: bool,
+    use_shardy_partitioner: bool = False,
+) -> bytes:
     """A serialised CompileOptionsProto that says no more than this; compiler defaults hold for the rest."""
     build = (
         varint_field(1, -1)  # no device is meant; absent would mean device 0
@@ -159,6 +166,8 @@ def encode_options(*, num_replicas: int = 1, num_partitions: int = 1, use_spmd_p
     )
     if use_spmd_partitioning:
         build += varint_field(_SPMD_FIELD, 1)
+    if use_shardy_partitioner:
+        build += varint_field(_SHARDY_FIELD, 1)
     return length_field(_BUILD_OPTIONS_FIELD, build)
 
 

@@ -14,6 +14,7 @@ import site
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +30,7 @@ from torchtpu_cache_core.key import SCHEME
 from torchtpu_cache_core.request import ProgramIdentity
 from torchtpu_cache_core.singleflight import SingleFlight
 
-__all__ = ["ProgramCanonicaliser", "ProgramFacts"]
+__all__ = ["ProgramCanonicaliser", "ProgramFacts", "ProgramLayout"]
 
 MAX_PROGRAM_BYTES: Final = 1 << 30
 DEADLINE_SECONDS: Final = 60.0
@@ -44,7 +45,19 @@ _MAX_FAILURES: Final = 3
 _MAX_REMEMBERED: Final = 4096
 _PASSED_ON: Final = ("PATH", "HOME", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR", "VIRTUAL_ENV")
 
+_SHARDY: Final = b"sdy."
+"""Begins the names of Shardy's operations and attributes, in text and in the strings of bytecode."""
+
 _Verdict = ProgramFacts | Bypass
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramLayout:
+    """How a module is to be partitioned: its own counts, one each where it says nothing."""
+
+    num_replicas: int
+    num_partitions: int
+    uses_shardy: bool
 
 
 class ProgramCanonicaliser:
@@ -116,6 +129,17 @@ class ProgramCanonicaliser:
             # A raised exception carries its traceback, so each caller gets one of its own.
             raise Bypass(verdict.reason, verdict.detail)
         return verdict
+
+    def layout(self, program: bytes) -> ProgramLayout:
+        """How the module is to be partitioned, also of a program that must not be cached; never raises."""
+        try:
+            facts: ProgramFacts | None = self.facts(program)
+        except Bypass:
+            answer = None if self._library is None else self._ask(program)
+            facts = None if answer is None else ProgramFacts.from_json(answer)
+        if facts is None:
+            return _scanned_layout(program)
+        return ProgramLayout(facts.num_replicas or 1, facts.num_partitions or 1, facts.uses_shardy)
 
     def close(self) -> None:
         """Ends the helper process; a later call starts another."""
@@ -204,8 +228,14 @@ def _scanned(program: bytes) -> _Verdict:
         identity=identity,
         num_replicas=text_count(program, "mhlo.num_replicas"),
         num_partitions=text_count(program, "mhlo.num_partitions"),
+        uses_shardy=_SHARDY in program,
         custom_calls=(),
     )
+
+
+def _scanned_layout(program: bytes) -> ProgramLayout:
+    replicas, partitions = (text_count(program, f"mhlo.num_{what}") or 1 for what in ("replicas", "partitions"))
+    return ProgramLayout(replicas, partitions, _SHARDY in program)
 
 
 def _record(verdict: _Verdict) -> dict[str, Any]:

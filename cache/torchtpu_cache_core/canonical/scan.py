@@ -28,7 +28,8 @@ _SUSPECT: Final = re.compile(
     re.IGNORECASE,
 )
 _ESCAPE: Final = re.compile(rb"\\([0-9A-Fa-f]{2})")
-_TEXT_START: Final = re.compile(rb"\s*(//[^\n]*\s*|#[^\n]*\s*)*(\"builtin\.module\"|module\b|func\.func\b)")
+# Possessive throughout: a hostile head of comments must not make it try every way to split them.
+_TEXT_START: Final = re.compile(rb"\s*+(?:(?://|#)[^\n]*+\s*+)*+(\"builtin\.module\"|module\b|func\.func\b)")
 
 
 def scan(program: bytes) -> ProgramIdentity:

@@ -25,7 +25,7 @@ from torchtpu_cache_core.entry import (
     canonical_json,
 )
 from torchtpu_cache_core.errors import CorruptReason
-from torchtpu_cache_core.key import Component, key_of
+from torchtpu_cache_core.key import MAX_TEXT_BYTES, Component, key_of
 from torchtpu_cache_core.names import Key
 
 CREATED_SECONDS: Final = 1_764_500_000.0
@@ -38,7 +38,7 @@ def components_for(name: str, **replaced: str) -> list[Component]:
         "scheme": "ttc1",
         "executable_format": "pjrt",
         "program.form": "portable-1.13.0",
-        "program": f"module @{name}" + " " * 5000,  # over the text limit, so that it shows as a digest
+        "program": f"module @{name}" + " " * MAX_TEXT_BYTES,  # over the text limit, so that it shows as a digest
         "options.num_replicas": "1",
         "target.platform": "cpu",
         "target.platform_version": "test 1",

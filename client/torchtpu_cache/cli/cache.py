@@ -150,7 +150,7 @@ def verify(
     with _disk(cache_dir, namespace) as store:
         report = store.verify(repair)
         quarantined = store.quarantined()
-    bad_stays = any(not bad.set_aside for bad in report.bad) or bool(report.unreadable)
+    bad_stays = any(not bad.set_aside for bad in report.bad) or bool(report.unreadable or report.unlistable)
     if as_json:
         print_json(
             {
@@ -162,6 +162,7 @@ def verify(
                     for bad in report.bad
                 ],
                 "unreadable": [{"key": key, "error": error} for key, error in report.unreadable],
+                "unlistable": report.unlistable,
                 "foreign": report.foreign,
                 "leftovers_removed": report.leftovers_removed,
                 "quarantined": [{"path": str(item.path), "reason": item.reason} for item in quarantined],
@@ -173,6 +174,8 @@ def verify(
             print(f"bad        {bad.key}: {bad.reason} {bad.detail}{' (set aside)' if bad.set_aside else ''}")
         for key, error in report.unreadable:
             print(f"unreadable {key}: {error}")
+        for name in report.unlistable:
+            print(f"unreadable folder {name}")
         for name in report.foreign:
             print(f"not ours   {name} (left alone)")
         for item in quarantined:

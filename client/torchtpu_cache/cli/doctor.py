@@ -142,7 +142,6 @@ def _canary(store: Store) -> None:
 
 def _examine_canonicaliser(settings: Config) -> Check:
     from torchtpu_cache_core.canonical.program import ProgramCanonicaliser
-
     from torchtpu_cache_core.identity import FileIdentities
 
     canonicaliser = ProgramCanonicaliser(None, identities=FileIdentities(None))

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from support.cli import ttc
 from support.service import running_service
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.compilers import new_compiler
 
+from support.compilers import new_compiler
 from torchtpu_cache.compilers.base import Compiler
 
 

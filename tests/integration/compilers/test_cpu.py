@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy
 import pytest
+
 from support.compilers import (
     ADD,
     CHOLESKY,
@@ -20,7 +21,6 @@ from support.compilers import (
     new_compiler,
     request_for,
 )
-
 from torchtpu_cache.compilers.base import ROAD_CLIENT, ArrayShape, Compiler
 from torchtpu_cache.compilers.cpu_loaded import CpuLoaded
 from torchtpu_cache.compilers.jaxlib_cpu import import_jaxlib, start_client

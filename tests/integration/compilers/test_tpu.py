@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.compilers import ADD, SHARDY_OPTIONS, SHARDY_SUM, SUM_OVER_PARTITIONS, new_compiler, request_for
 
+from support.compilers import ADD, SHARDY_OPTIONS, SHARDY_SUM, SUM_OVER_PARTITIONS, new_compiler, request_for
 from torchtpu_cache.compilers.base import ROAD_TOPOLOGY, Compiler
 from torchtpu_cache.compilers.children import ChildPool
 from torchtpu_cache.compilers.topology import EXAMPLES

@@ -67,7 +67,7 @@ def run_python() -> RunPython:
 def other_jaxlib_python() -> str:
     """An interpreter with another jaxlib release than this one."""
     named = os.environ.get("TTC_OTHER_JAXLIB_PYTHON")
-    python = Path(named) if named else REPOSITORY / ".venv-py312" / "bin" / "python"
+    python = Path(named) if named else REPOSITORY / ".venv-other" / "bin" / "python"
     if not python.is_file():
-        pytest.skip("no interpreter with another jaxlib: set TTC_OTHER_JAXLIB_PYTHON or make .venv-py312")
+        pytest.skip("no interpreter with another jaxlib: set TTC_OTHER_JAXLIB_PYTHON or make .venv-other")
     return str(python)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from pathlib import Path
 
 import pytest
@@ -119,3 +120,11 @@ def test_counts_out_of_text(modules: list[Path]) -> None:
     assert (text_count(program, "mhlo.num_partitions"), text_count(program, "mhlo.num_replicas")) == (4, 2)
     assert text_count(TEXT, "mhlo.num_partitions") is None
     assert text_count(modules[0].read_bytes(), "mhlo.num_partitions") is None
+
+
+def test_a_head_of_comments_costs_no_more_than_its_length() -> None:
+    started = time.perf_counter()
+    for head in (b"#" * 50_000 + b"\t", b"//\n" * 20_000 + b"x", b"#\t" * 30_000, b"# \n \n" * 10_000):
+        with pytest.raises(Bypass):
+            scan(head + b"program")
+    assert time.perf_counter() - started < 2.0

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.fakes import FailingStore, FakeCompiler, RawResolver, request, target
 
+from support.fakes import FailingStore, FakeCompiler, RawResolver, request, target
 from torchtpu_cache.counters import Tier
 from torchtpu_cache.node import Mode, Node
 from torchtpu_cache.spool import Spool

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from support.fakes import FailingStore
 
+from support.fakes import FailingStore
 from torchtpu_cache.counters import Counters
 from torchtpu_cache.spool import Spool, spool_folder, spool_stats
 from torchtpu_cache_core.entry import Entry

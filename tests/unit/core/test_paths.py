@@ -47,7 +47,7 @@ def test_home_comes_next(tmp_path: Path) -> None:
 @pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", "HOME"])
 def test_what_is_no_absolute_path_is_ignored(tmp_path: Path, nobody: None, variable: str, value: str) -> None:
     environ = {"TMPDIR": str(tmp_path), variable: value}
-    assert cache_dir(environ) == tmp_path / f"torchtpu-cache-{os.geteuid()}/cache"
+    assert cache_dir(environ) == tmp_path / f"torchtpu-cache-{os.geteuid()}-cache"
 
 
 def test_the_passwd_entry_stands_in_for_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +59,7 @@ def test_the_passwd_entry_stands_in_for_home(tmp_path: Path, monkeypatch: pytest
 def test_without_home_a_private_folder_in_the_temp_folder(tmp_path: Path, nobody: None) -> None:
     environ = {"TMPDIR": str(tmp_path)}
     for path in (cache_dir(environ), data_dir(environ)):
-        assert path.parent == tmp_path / f"torchtpu-cache-{os.geteuid()}"
+        assert path.name.startswith(f"torchtpu-cache-{os.geteuid()}-")
     assert config_files(environ) == [Path("/etc/torchtpu-cache/config.toml")]
 
 
@@ -70,14 +70,14 @@ def test_a_home_that_cannot_be_written_to_does_not_count(
     home.mkdir()
     access = os.access
     monkeypatch.setattr(os, "access", lambda path, *rest, **more: path != home and access(path, *rest, **more))
-    assert cache_dir({"HOME": str(home), "TMPDIR": str(tmp_path)}).parent.parent == tmp_path
+    assert cache_dir({"HOME": str(home), "TMPDIR": str(tmp_path)}).parent == tmp_path
 
 
 def test_an_unwritable_temp_folder_is_passed_over(
     tmp_path: Path, nobody: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paths, "_TEMP_DIRS", (tmp_path / "absent", tmp_path))
-    assert cache_dir({"TMPDIR": "/nowhere"}).parent.parent == tmp_path
+    assert cache_dir({"TMPDIR": "/nowhere"}).parent == tmp_path
 
 
 _AS_STRANGER = """
@@ -111,7 +111,7 @@ def test_a_uid_without_passwd_entry_has_a_working_cache(tmp_path: Path, environ:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd="/")
         assert done.returncode == 0, done.stderr
         root, mode, parent_mode = json.loads(done.stdout)
-        assert root == f"{temp}/torchtpu-cache-54321/cache"
+        assert root == f"{temp}/torchtpu-cache-54321-cache"
         assert (mode, parent_mode) == ("0o700", "0o700")
     finally:
         subprocess.run(["rm", "-rf", str(temp)], check=True)

@@ -1,0 +1,33 @@
+"""Warnings that say a thing once a minute, however often it happens; the counters have the number."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Final
+
+from torchtpu_cache_core.clock import SYSTEM_CLOCK, Clock
+
+_PAUSE_SECONDS: Final = 60.0
+
+
+class SparingLog:
+    """Passes the first warning of a topic on, then at most one a minute. Thread-safe.
+
+    Topics must be bounded: a tier and a kind of failure, never a key or a path.
+    """
+
+    def __init__(self, log: logging.Logger, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._log = log
+        self._clock = clock
+        self._lock = threading.Lock()  # guards _said
+        self._said: dict[str, float] = {}
+
+    def warning(self, topic: str, message: str, *arguments: object) -> None:
+        """Logs `message` unless its topic was heard within the last minute."""
+        now = self._clock.monotonic()
+        with self._lock:
+            if now - self._said.get(topic, float("-inf")) < _PAUSE_SECONDS:
+                return
+            self._said[topic] = now
+        self._log.warning(message, *arguments)
