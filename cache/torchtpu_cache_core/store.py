@@ -23,9 +23,8 @@ import abc
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
+from torchtpu_cache_core.closing import Closing
 from torchtpu_cache_core.entry import Entry
 from torchtpu_cache_core.manifest import Attestation
 from torchtpu_cache_core.names import Digest, Key
@@ -110,7 +109,7 @@ class StoreStats:
     limit_entries: int | None = None
 
 
-class Store(abc.ABC):
+class Store(Closing, abc.ABC):
     """Entries under keys. The module's docstring is the contract."""
 
     @property
@@ -153,13 +152,5 @@ class Store(abc.ABC):
     def stats(self) -> StoreStats:
         """How full the store is; cheap, no scan."""
 
-    def close(self) -> None:  # noqa: B027 - most stores hold nothing
+    def close(self) -> None:
         """Gives back what the store holds. No method may be called afterwards; closing twice is harmless."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -18,6 +18,12 @@ ENTRY_CONTENT_TYPE: Final = "application/vnd.torchtpu-cache.entry"
 PROBLEM_CONTENT_TYPE: Final = "application/problem+json"
 MANIFEST_HEADER: Final = "TorchTPU-Cache-Manifest"
 CONTENT_DIGEST_HEADER: Final = "Content-Digest"
+PROBLEM_HEADER: Final = "TorchTPU-Cache-Problem"
+"""A problem's kind, also where there is no body to read it from (HEAD)."""
+
+NOT_FOUND: Final = "not_found"
+"""The kind of the one problem that is a true miss: the key has no entry."""
+
 MAX_LOOKUP_KEYS: Final = 1000
 MAX_PAGE: Final = 1000
 
@@ -35,6 +41,11 @@ def entries_path(namespace: Namespace) -> str:
 def lookup_path(namespace: Namespace) -> str:
     """`/v1/{ns}/lookup`"""
     return f"/v1/{namespace}/lookup"
+
+
+def stats_path(namespace: Namespace) -> str:
+    """`/v1/{ns}/stats`"""
+    return f"/v1/{namespace}/stats"
 
 
 def etag(digest: Digest) -> str:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torchtpu_cache.api import CompiledProgram, compile
-    from torchtpu_cache.config import Config
     from torchtpu_cache.counters import Tier
-    from torchtpu_cache.node import Mode, Node, Result
+    from torchtpu_cache.node import Node, Result
     from torchtpu_cache_core import __version__
+    from torchtpu_cache_core.config import Config, Mode
     from torchtpu_cache_core.errors import (
         CacheError,
         CompileError,
@@ -54,11 +54,11 @@ _HOMES = {
     "CompiledProgram": "torchtpu_cache.api",
     "CompilerCrashed": _ERRORS,
     "CompilerMissing": _ERRORS,
-    "Config": "torchtpu_cache.config",
+    "Config": "torchtpu_cache_core.config",
     "ConfigError": _ERRORS,
     "InvalidRequest": _ERRORS,
     "LoadError": _ERRORS,
-    "Mode": "torchtpu_cache.node",
+    "Mode": "torchtpu_cache_core.config",
     "Node": "torchtpu_cache.node",
     "Result": "torchtpu_cache.node",
     "Tier": "torchtpu_cache.counters",

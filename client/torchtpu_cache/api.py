@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchtpu_cache import config as configuration
 from torchtpu_cache.assembly import Assembly, assemble
 from torchtpu_cache.node import Result
+from torchtpu_cache_core import config as configuration
 from torchtpu_cache_core.canonical.environment import Environment
 from torchtpu_cache_core.canonical.options import encode_options
 from torchtpu_cache_core.errors import Bypass, InvalidRequest

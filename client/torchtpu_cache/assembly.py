@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchtpu_cache.compilers.registry import Compilers
-from torchtpu_cache.config import Config
 from torchtpu_cache.counters import Counters
-from torchtpu_cache.node import Mode, Node
+from torchtpu_cache.node import Node
 from torchtpu_cache.spool import Spool, spool_folder
 from torchtpu_cache_core import paths
 from torchtpu_cache_core.canonical.alias import AliasStore
 from torchtpu_cache_core.canonical.program import ProgramCanonicaliser
+from torchtpu_cache_core.config import Config, Mode
 from torchtpu_cache_core.errors import CacheError
 from torchtpu_cache_core.identity import FileIdentities
 from torchtpu_cache_core.stores.machine_key import machine_key

@@ -8,7 +8,6 @@ counted, logged, and passed by. The agent is this object behind a socket; a job 
 
 from __future__ import annotations
 
-import enum
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from torchtpu_cache.gate import RemoteGate
 from torchtpu_cache.later import LaterWriter
 from torchtpu_cache.sparing import SparingLog
 from torchtpu_cache_core.clock import SYSTEM_CLOCK, Clock
+from torchtpu_cache_core.config import Mode
 from torchtpu_cache_core.entry import Entry
 from torchtpu_cache_core.errors import (
     Bypass,
@@ -45,25 +45,6 @@ _log = logging.getLogger(__name__)
 
 CHEAP_SECONDS: Final = 0.010
 """A program that compiles faster stays in memory and disk, written later and without fsync: sharing it costs more."""
-
-
-class Mode(enum.StrEnum):
-    """What a node does with its cache (`TORCHTPU_CACHE`)."""
-
-    ON = "on"
-    OFF = "off"
-    READ = "read"
-    """Serves hits, and stores nothing that it compiled."""
-    RECORD = "record"
-    """Compiles everything and publishes it, and serves nothing."""
-
-    @property
-    def serves(self) -> bool:
-        return self in (Mode.ON, Mode.READ)
-
-    @property
-    def publishes(self) -> bool:
-        return self in (Mode.ON, Mode.RECORD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,10 +46,6 @@ _MAX_JSON_BYTES: Final = 8 << 20
 _MAX_CURSOR: Final = 1000
 _MAX_RETRY_AFTER_SECONDS: Final = 300.0
 _SECONDS: Final = re.compile(r"[0-9]{1,9}")
-_PROBLEM_HEADER: Final = "torchtpu-cache-problem"
-"""The kind of a problem of our service, also where there is no body to read it from."""
-
-_NOT_FOUND: Final = "not_found"
 _CORRUPT_REASONS: Final = frozenset(CorruptReason)
 _SAID_WITH_503: Final = frozenset({FailureKind.IO, FailureKind.TIMEOUT, FailureKind.SERVER_ERROR})
 """What our service tells of its own storage; a 503 of anyone else means too many requests."""
@@ -141,7 +137,7 @@ class RemoteStore(Store):
         with self._transport.exchange(Question("HEAD", wire.entry_path(self._namespace, key))) as answer:
             if answer.status == 200 and wire.MANIFEST_HEADER.lower() in answer.headers:
                 return True
-            if answer.status == 404 and answer.headers.get(_PROBLEM_HEADER) == _NOT_FOUND:
+            if answer.status == 404 and answer.headers.get(wire.PROBLEM_HEADER.lower()) == wire.NOT_FOUND:
                 return False
             raise self._failure(answer, None)
 
@@ -174,7 +170,7 @@ class RemoteStore(Store):
 
     def stats(self) -> StoreStats:
         """Of this namespace; the limits are those of the whole service."""
-        match self._ask_json(Question("GET", f"/v1/{self._namespace}/stats")):
+        match self._ask_json(Question("GET", wire.stats_path(self._namespace))):
             case {
                 "entries": int(entries),
                 "size_bytes": int(size_bytes),
@@ -328,7 +324,7 @@ def _lazy_buffer(size_bytes: int) -> memoryview:
 
 
 def _is_miss(answer: Answer, problem: wire.Problem | None) -> bool:
-    return answer.status == 404 and problem is not None and problem.kind == _NOT_FOUND
+    return answer.status == 404 and problem is not None and problem.kind == wire.NOT_FOUND
 
 
 def _content_type(answer: Answer) -> str:

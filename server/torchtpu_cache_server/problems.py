@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable
 from typing import Any, Final
 
+from torchtpu_cache_core import wire
 from torchtpu_cache_core.errors import (
     CacheError,
     CorruptEntry,
@@ -20,10 +21,7 @@ from torchtpu_cache_core.errors import (
     StoreUnavailable,
 )
 from torchtpu_cache_core.manifest import Manifest
-from torchtpu_cache_core.wire import MANIFEST_HEADER, PROBLEM_CONTENT_TYPE, Problem, etag
-
-PROBLEM_HEADER: Final = "TorchTPU-Cache-Problem"
-"""The problem's kind, also where there is no body to read it from (HEAD)."""
+from torchtpu_cache_core.wire import MANIFEST_HEADER, PROBLEM_CONTENT_TYPE, PROBLEM_HEADER, Problem, etag
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -31,7 +29,7 @@ Headers = list[tuple[bytes, bytes]]
 class ProblemKind(enum.StrEnum):
     """Kinds beside those of FailureKind and CorruptReason."""
 
-    NOT_FOUND = "not_found"
+    NOT_FOUND = wire.NOT_FOUND
     """The key has no entry: a true miss."""
     NO_SUCH_PATH = "no_such_path"
     """Nothing lives under this path; never a miss."""

@@ -8,10 +8,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from torchtpu_cache_core.clock import SYSTEM_CLOCK, Clock
+from torchtpu_cache_core.closing import Closing
 from torchtpu_cache_core.entry import Entry, Header, Verifier
 from torchtpu_cache_core.errors import CorruptEntry, CorruptReason, StoreError, StoreUnavailable
 from torchtpu_cache_core.manifest import Manifest
@@ -77,7 +77,7 @@ class _Hot:
             self._known.pop(name, None)
 
 
-class Service:
+class Service(Closing):
     """Entries by namespace and key. Thread-safe; every method but `open_hot` may block on the disk.
 
     It owns bucket and index and closes them.
@@ -298,14 +298,6 @@ class Service:
         self.index.close()
         self.bucket.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _touch(self, name: EntryName) -> None:
         with self._touched_lock:
             # Beyond the bound uses are forgotten until the next flush: recency is a hint.
@@ -334,7 +326,7 @@ class Service:
         self._hot.drop(name)
 
 
-class Incoming:
+class Incoming(Closing):
     """An entry that is arriving: checked and hashed on its way to the disk, invisible until `commit`.
 
     Calls from several threads run one after another: a request that is cancelled while a thread still feeds may close
@@ -410,11 +402,3 @@ class Incoming:
         with self._lock:
             self._closed = True
             self._stack.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

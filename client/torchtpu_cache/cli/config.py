@@ -23,7 +23,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show every setting as it stands, secrets masked."""
-    from torchtpu_cache import config
+    from torchtpu_cache_core import config
 
     loaded = config.load()
     values = config.shown(loaded.config)

@@ -16,7 +16,7 @@ from torchtpu_cache.cli.options import CacheDir, Json, NamespaceName, Remote
 from torchtpu_cache.cli.output import EXIT_FAILED, human_bytes, human_seconds, print_json, print_table
 
 if TYPE_CHECKING:
-    from torchtpu_cache.config import Config
+    from torchtpu_cache_core.config import Config
     from torchtpu_cache_core.store import Store
 
 OK: Final = "ok"
@@ -54,7 +54,7 @@ def doctor(
 
 def examine(flags: dict[str, object]) -> list[Check]:
     """All findings, each check on its own: one that fails does not hide the next."""
-    from torchtpu_cache import config
+    from torchtpu_cache_core import config
     from torchtpu_cache_core.errors import ConfigError
 
     try:
@@ -170,8 +170,8 @@ def _examine_compilers() -> list[Check]:
 
 def _examine_remote(settings: Config) -> Check:
     from torchtpu_cache.cli.status import ping
-    from torchtpu_cache.config import masked_url
     from torchtpu_cache.remote import RemoteStore
+    from torchtpu_cache_core.config import masked_url
 
     assert settings.remote is not None
     url = masked_url(settings.remote)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from torchtpu_cache.config import Config
+    from torchtpu_cache_core.config import Config
 
 CacheDir = Annotated[Path | None, typer.Option("--cache-dir", help="This machine's cache folder.", show_default=False)]
 Remote = Annotated[
@@ -22,6 +22,6 @@ def read_config(
     cache_dir: Path | None = None, remote: str | None = None, namespace: str | None = None, **flags: Any
 ) -> Config:
     """The configuration of a command; ConfigError ends it with one sentence."""
-    from torchtpu_cache import config
+    from torchtpu_cache_core import config
 
     return config.load({"dir": cache_dir, "remote": remote, "namespace": namespace, **flags}).config

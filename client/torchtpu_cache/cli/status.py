@@ -11,8 +11,8 @@ from torchtpu_cache.cli.output import human_bytes, human_seconds, print_json
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from torchtpu_cache.config import Config
     from torchtpu_cache.remote import RemoteStore
+    from torchtpu_cache_core.config import Config
 
 
 def status(
@@ -41,7 +41,7 @@ def status(
 def read_status(config: Config) -> dict[str, Any]:
     """The JSON that `status --json` prints; what cannot be read says so in its place."""
     from torchtpu_cache.assembly import cache_folder, open_disk
-    from torchtpu_cache.config import masked_url
+    from torchtpu_cache_core.config import masked_url
     from torchtpu_cache_core.errors import CacheError
 
     folder = cache_folder(config)

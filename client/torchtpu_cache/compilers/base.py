@@ -12,8 +12,9 @@ import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
+
+from torchtpu_cache_core.closing import Closing
 
 if TYPE_CHECKING:
     import numpy
@@ -97,7 +98,7 @@ class Loaded(abc.ABC):
         """
 
 
-class Compiler(abc.ABC):
+class Compiler(Closing, abc.ABC):
     """One compiler for one kind of target. Thread-safe; compiles run in killable processes, not in this one."""
 
     executable_format: str
@@ -146,13 +147,5 @@ class Compiler(abc.ABC):
             CompilerMissing: as in `describe`.
         """
 
-    def close(self) -> None:  # noqa: B027 - a compiler may hold nothing
+    def close(self) -> None:
         """Ends the compiler's processes. Closing twice is harmless."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

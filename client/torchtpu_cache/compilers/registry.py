@@ -6,11 +6,11 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 from torchtpu_cache.compilers.base import COMPILE_DEADLINE_SECONDS, Compiler
 from torchtpu_cache.compilers.topology import EXAMPLES, check_topology_name
+from torchtpu_cache_core.closing import Closing
 from torchtpu_cache_core.errors import CompilerMissing
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def compiler_for(
     return TpuCompiler(identities, memo_dir, pool_size=pool_size, deadline_seconds=deadline_seconds, environ=environ)
 
 
-class Compilers:
+class Compilers(Closing):
     """One compiler per kind, made at first use. Thread-safe; arguments as of `compiler_for`."""
 
     def __init__(
@@ -107,14 +107,6 @@ class Compilers:
             self._compilers.clear()
         for compiler in compilers:
             compiler.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

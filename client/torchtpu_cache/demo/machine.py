@@ -13,9 +13,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchtpu_cache import config
 from torchtpu_cache.api import CompiledProgram, compile_with
 from torchtpu_cache.assembly import assemble
+from torchtpu_cache_core import config
 
 if TYPE_CHECKING:
     import numpy

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from torchtpu_cache_core.closing import Closing
 from torchtpu_cache_server.blobs.layout import ObjectName
 
 
@@ -53,7 +54,7 @@ class Space:
     free_bytes: int
 
 
-class OpenObject(abc.ABC):
+class OpenObject(Closing, abc.ABC):
     """An object open for reading.
 
     Attributes:
@@ -73,14 +74,6 @@ class OpenObject(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Closing twice is harmless."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Staged(abc.ABC):

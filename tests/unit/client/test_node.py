@@ -11,8 +11,9 @@ import pytest
 
 from support.fakes import FailingStore, FakeCompiler, RawResolver, request, target
 from torchtpu_cache.counters import Tier
-from torchtpu_cache.node import Mode, Node
+from torchtpu_cache.node import Node
 from torchtpu_cache.spool import Spool
+from torchtpu_cache_core.config import Mode
 from torchtpu_cache_core.entry import Entry
 from torchtpu_cache_core.errors import (
     CompileError,

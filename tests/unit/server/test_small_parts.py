@@ -24,7 +24,6 @@ from torchtpu_cache_core.errors import (
 from torchtpu_cache_core.testing.clock import ManualClock
 from torchtpu_cache_core.wire import Problem
 from torchtpu_cache_server.admission import Limits
-from torchtpu_cache_server.commands import parse_size
 from torchtpu_cache_server.health import Health
 from torchtpu_cache_server.locks import NamedLocks
 from torchtpu_cache_server.problems import is_failure, refusal_of
@@ -186,20 +185,6 @@ def test_locks_by_name() -> None:
     with pytest.raises(RuntimeError), locks.hold("a"):
         raise RuntimeError
     assert locks._locks == {}
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("1", 1), ("1000000", 10**6), ("50GB", 50 * 10**9), (" 1.5 kib ", 1536), ("2TiB", 2 << 40), ("7b", 7)],
-)
-def test_sizes(text: str, size: int) -> None:
-    assert parse_size(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "GB", "-5", "0", "0.1", "inf", "nan", "1e999GB", "5 5", "5PB", "0x10", "٣x"])
-def test_senseless_sizes(text: str) -> None:
-    with pytest.raises(ConfigError):
-        parse_size(text)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from torchtpu_cache import config
-from torchtpu_cache.config import masked_url, parse_size
-from torchtpu_cache.node import Mode
+from torchtpu_cache_core import config
+from torchtpu_cache_core.config import Mode, masked_url, parse_size
 from torchtpu_cache_core.errors import ConfigError
 
 
@@ -76,6 +75,9 @@ def test_nonsense_is_refused_in_one_sentence(
         ("20GiB", 20 << 30),
         ("1.5 MB", 1_500_000),
         ("7k", 7000),
+        (" 1.5 kib ", 1536),
+        ("2TiB", 2 << 40),
+        ("7b", 7),
         (5, 5),
     ],
 )
@@ -98,7 +100,13 @@ def test_a_url_without_a_password_is_shown_as_it_is() -> None:
 
 
 def test_the_document_names_every_setting() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
     rows = [line.split("|")[1:5] for line in text.splitlines() if line.startswith("| `")]
     documented = {cells[0].strip(" `"): (cells[1].strip(" `"), cells[3].strip()) for cells in rows}
     assert documented == {setting.name: (setting.variable, setting.help) for setting in config.SETTINGS}
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-5", "inf", "nan", "1e999GB", "5 5", "5PB", "0x10", "٣", -1, True, 1.5])
+def test_senseless_sizes(text: object) -> None:
+    with pytest.raises(ConfigError):
+        parse_size(text)  # type: ignore[arg-type]

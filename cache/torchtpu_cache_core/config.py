@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import enum
 import os
 import re
 import tomllib
@@ -17,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from torchtpu_cache.node import Mode
 from torchtpu_cache_core import paths
 from torchtpu_cache_core.errors import ConfigError, InvalidName
 from torchtpu_cache_core.names import DEFAULT_NAMESPACE, Namespace
@@ -25,13 +25,32 @@ from torchtpu_cache_core.names import DEFAULT_NAMESPACE, Namespace
 VARIABLE_PREFIX: Final = "TORCHTPU_CACHE"
 DEFAULT_LISTEN: Final = "127.0.0.1:8077"
 
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B?|B)?", re.IGNORECASE)
+_SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]i?B?|B)?", re.IGNORECASE)
 _UNITS: Final = {"": 1, "B": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
     "KI": 1 << 10,
     "MI": 1 << 20,
     "GI": 1 << 30,
     "TI": 1 << 40,
 }
+
+
+class Mode(enum.StrEnum):
+    """What a node does with its cache (`TORCHTPU_CACHE`)."""
+
+    ON = "on"
+    OFF = "off"
+    READ = "read"
+    """Serves hits, and stores nothing that it compiled."""
+    RECORD = "record"
+    """Compiles everything and publishes it, and serves nothing."""
+
+    @property
+    def serves(self) -> bool:
+        return self in (Mode.ON, Mode.READ)
+
+    @property
+    def publishes(self) -> bool:
+        return self in (Mode.ON, Mode.RECORD)
 
 
 def parse_size(text: str | int) -> int:
@@ -124,6 +143,7 @@ class Config:
     dir: Path
     data_dir: Path
     listen: str
+    max_service_bytes: int
     max_disk_bytes: int
     max_disk_entries: int
     min_free_bytes: int
@@ -170,6 +190,7 @@ SETTINGS: Final = (
     _setting("dir", _path, paths.cache_dir, "this machine's cache folder"),
     _setting("data_dir", _path, paths.data_dir, "the service's folder"),
     _setting("listen", _listen, DEFAULT_LISTEN, "where the service listens"),
+    _setting("max_service_bytes", parse_size, "20GiB", "limit of all entries of the service"),
     _setting("max_disk_bytes", parse_size, "20GiB", "limit of the disk tier, such as 20GiB"),
     _setting("max_disk_entries", _count, 200_000, "limit of the disk tier in entries"),
     _setting("min_free_bytes", parse_size, "1GiB", "space that the disk tier leaves free on its filesystem"),
