@@ -38,7 +38,6 @@ layers: $(VENV)/test.stamp
 	$(BIN)/lint-imports
 
 fuzz: $(VENV)/test.stamp  ## The fuzzers, long: SECONDS=600 each.
-	$(PIP) -e '.[fuzz]'
 	for target in tests/fuzz/fuzz_*.py; do $(BIN)/python $$target -max_total_time=$(or $(SECONDS),600) || exit 1; done
 
 clean:  ## Remove environments and caches.

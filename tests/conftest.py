@@ -7,6 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A loaded machine is no finding.
+settings.register_profile("shared machine", deadline=None)
+settings.load_profile("shared machine")
 
 # A skip that names a capability says that a store has nothing to test there; any other says that a part is missing.
 _CAPABILITY = "capability:"

@@ -10,16 +10,17 @@ from typing import Final
 from torchtpu_cache_core.clock import SYSTEM_CLOCK, Clock
 
 _WINDOW: Final = 16
-_ENOUGH: Final = 4
+_ENOUGH: Final = 3
 _PAUSE_ROUND_TRIPS: Final = 100
+_ALIKE: Final = 2
 
 
 class RemoteGate:
     """Closed for programs like those that lately all compiled faster than the remote answers. Thread-safe.
 
-    It looks at the last 16 compiles and the median of the last 16 round trips. A program that is larger than all of
-    those compiled ones always passes, since nothing is known of its cost; so does one every hundred round trips'
-    time, which costs a hundredth, so that a change of either side is noticed.
+    It looks at the last 16 compiles and the median of the last 16 round trips. A program of more than twice the
+    size of all those compiled ones always passes, since nothing is known of its cost; so does one every hundred round
+    trips' time, which costs a hundredth, so that a change of either side is noticed.
     """
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -48,6 +49,6 @@ class RemoteGate:
             slowest = max(seconds for seconds, _ in self._compiles)
             largest = max(size for _, size in self._compiles)
             round_trip = statistics.median(self._round_trips)
-            if program_bytes > largest or slowest >= round_trip:
+            if program_bytes > _ALIKE * largest or slowest >= round_trip:
                 return False
             return self._clock.monotonic() - self._asked_seconds < _PAUSE_ROUND_TRIPS * round_trip

@@ -11,17 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
 
 import torchtpu_cache_core
 from torchtpu_cache_core.canonical.program import ProgramCanonicaliser
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 CORE_ROOT = str(Path(torchtpu_cache_core.__file__).resolve().parents[1])
-
-# A loaded machine is no finding.
-settings.register_profile("canonical", deadline=None)
-settings.load_profile("canonical")
 
 RunPython = Callable[..., Any]
 
