@@ -1,8 +1,8 @@
 """Thousands of programs that compile in a millisecond: the cache must not be slower than no cache (case A18).
 
 Four processes on one disk tier whose limit is reached half-way, and a remote that answers in 50 ms. Keys are ready,
-as in a job that has asked before. The ratio is between processes of one run; the bar of the case is 1.3. The bar here is
-wider, because two shared cores cannot tell 1.3 from 1.6 while other work runs; the figure itself is printed.
+as in a job that has asked before. The ratio is between processes of one run; the bar of the case is 1.3. It is
+wider here, because two shared cores cannot tell 1.3 from 1.6 while other work runs; the figure is printed.
 """
 
 from __future__ import annotations
