@@ -45,7 +45,8 @@ def demo(as_json: Json = False) -> None:
     else:
         _print(report.to_json())
     if not ok:
-        note("error: machine B did not get every program as machine A made it; see the table")
+        failures = ", ".join(report.machines["a"]["failures"] + report.machines["b"]["failures"]) or "none was counted"
+        note(f"error: machine B did not get every program as machine A made it; see the table (failures: {failures})")
         raise typer.Exit(EXIT_FAILED)
 
 

@@ -183,6 +183,7 @@ def _report(runs: dict[str, list[dict[str, Any]]]) -> Report:
         report.machines[machine] = {
             "compiled": sum(one["compiled"] for one in counters),
             "hits": hits,
+            "failures": sorted({name for one in counters for name in one["failures"]}),
             "seconds_saved": sum(one["seconds_saved"] for one in counters),
         }
     return report
