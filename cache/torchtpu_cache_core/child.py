@@ -75,7 +75,7 @@ class ChildProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the running child, for tests and `doctor`."""
+        """Of the child; None before its start and after its end."""
         process = self._process
         return None if process is None else process.pid
 

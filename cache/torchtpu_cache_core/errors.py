@@ -1,8 +1,8 @@
-"""Every error of torchtpu-cache.
+"""The errors of torchtpu-cache. Whatever else a module raises on purpose refines one of them.
 
     CacheError
     ├── InvalidName (ValueError)      a namespace, key or digest that breaks its grammar
-    ├── InvalidRequest (ValueError)   options, target or environment that cannot be read
+    ├── InvalidRequest (ValueError)   a program, options, target or environment that cannot be read
     ├── ConfigError (ValueError)      a setting that is unknown or has no sense
     ├── Bypass                        the request must not be cached; the compile goes on
     ├── StoreError                    a store failed; a plain miss is a value, never an error

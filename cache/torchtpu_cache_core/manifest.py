@@ -13,8 +13,7 @@ a disk file it travels in a **block** behind the entry:
 | 16 + L | 32 | SHA-256 of all bytes of the block before |
 
 An entry that this machine compiled itself carries a MAC under the machine's own key instead of a manifest: it stands
-in for a signature on this machine only. Signatures are made by the service from issue 4 of the plan on; the format
-and its golden files are settled now.
+in for a signature on this machine only. Services do not sign yet; the format and its golden files are settled.
 """
 
 from __future__ import annotations

@@ -64,6 +64,8 @@ class Stored:
 
 
 class PutStatus(enum.StrEnum):
+    """What a put did."""
+
     CREATED = "created"
     SAME = "same"
     """The very same entry was there already."""

@@ -55,6 +55,8 @@ class CompiledProgram:
 
         Raises:
             LoadError: the target is not live here, or the executable does not load.
+            Bypass: this process's environment is no longer the one that it was compiled under.
+            CompilerMissing: what loads it is not installed here.
         """
         return self._compiler.load(self.result.executable, self.request)
 
@@ -151,6 +153,7 @@ def compile(
         CompileError: XLA cannot make it; CompilerMissing says what to install.
         InvalidRequest: there is no such target, or the program is empty.
         ConfigError: a setting of this process has no sense.
+        OSError: the named file cannot be read.
     """
     if isinstance(program, os.PathLike):
         program = Path(program).read_bytes()

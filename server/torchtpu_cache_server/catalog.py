@@ -119,6 +119,7 @@ class Catalog:
                     self._give_up_blob(digest)
                     raise
                 with self._changing():
+                    # Where others write too, a collector may have taken an old blob before it saw the manifest.
                     if self._bucket.head(staged.name) is None:
                         self._create_blob(digest, size_bytes, staged)
                     record = Record.of(manifest, header, self._clock.time())

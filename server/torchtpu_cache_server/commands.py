@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Run the service on this machine, with its index in SQLite and its entries in files.
 
-        It ends at SIGTERM or Ctrl-C, after the requests that run. What keeps it from starting is one CacheError.
+        It ends at SIGTERM or Ctrl-C, after the requests that run.
         """
         from torchtpu_cache_core import config
 

@@ -35,8 +35,10 @@ class ClientGone(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """Args:
-    idle_seconds: how long a peer may neither send nor take a byte; there is no deadline for the whole.
+    """What the handlers share. Its methods belong to the event loop.
+
+    Args:
+        idle_seconds: how long a peer may neither send nor take a byte; there is no deadline for the whole.
     """
 
     service: Service

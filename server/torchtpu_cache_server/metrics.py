@@ -46,7 +46,9 @@ class Metrics:
         self._size = Gauge(f"{_PREFIX}_size_bytes", "Bytes held, as the limits count them.", registry=registry)
         self._limit = Gauge(f"{_PREFIX}_limit_bytes", "The limit of size_bytes.", registry=registry)
         self._limit_entries = Gauge(f"{_PREFIX}_limit_entries", "The limit of entries.", registry=registry)
-        self._ready = Gauge(f"{_PREFIX}_index_complete", "1 unless the index is being rebuilt.", registry=registry)
+        self._index_complete = Gauge(
+            f"{_PREFIX}_index_complete", "1 unless the index is being rebuilt.", registry=registry
+        )
         for outcome in ("hit", "not_modified", "miss", "error"):
             self._reads.labels(outcome)
         for outcome in ("created", "same", "conflict", "refused", "error"):
@@ -75,5 +77,5 @@ class Metrics:
         self._size.set(stats.size_bytes)
         self._limit.set(stats.limit_bytes or 0)
         self._limit_entries.set(stats.limit_entries or 0)
-        self._ready.set(index_complete)
+        self._index_complete.set(index_complete)
         return generate_latest(self.registry)

@@ -61,8 +61,6 @@ _TITLES: Final = {
     507: "No room",
 }
 
-ENTRY_NOT_FOUND: Final = "the key has no entry in this namespace"
-
 
 class Refusal(Exception):
     """Ends a request with a problem document.
@@ -122,15 +120,11 @@ class Refusal(Exception):
 
 
 def no_entry() -> Refusal:
-    return Refusal(404, ProblemKind.NOT_FOUND, ENTRY_NOT_FOUND)
+    return Refusal(404, ProblemKind.NOT_FOUND, "the key has no entry in this namespace")
 
 
 def conflict(standing: Manifest) -> Refusal:
     return Refusal(409, ProblemKind.CONFLICT, "another entry stands under this key, and stays", standing=standing)
-
-
-def internal() -> Refusal:
-    return Refusal(500, FailureKind.SERVER_ERROR, "the service failed; its log says why")
 
 
 def refusal_of(error: CacheError, *, uploading: bool = False) -> Refusal:
@@ -155,7 +149,7 @@ def refusal_of(error: CacheError, *, uploading: bool = False) -> Refusal:
             return Refusal(503, error.kind, "the service's storage did not answer", retry_after_seconds=wait)
         case StoreError():
             return Refusal(500, FailureKind.SERVER_ERROR, "the service's storage refused; its log says why")
-    return internal()
+    return Refusal(500, FailureKind.SERVER_ERROR, "the service failed; its log says why")
 
 
 def is_failure(error: CacheError, *, uploading: bool = False) -> bool:

@@ -101,7 +101,7 @@ class ProgramCanonicaliser:
 
     @property
     def child_pid(self) -> int | None:
-        """Of the helper process while it runs, for `doctor`."""
+        """Of the helper process; None while none runs."""
         return self._child.pid
 
     def resolve(self, program: bytes) -> ProgramIdentity:

@@ -307,7 +307,7 @@ class DiskStore(Store):
             yield shard, found
 
     def verify(self, repair: bool) -> VerifyReport:
-        """Reads every entry to its last byte, payload included.
+        """Reads every entry to its last byte, payload included; removes leftovers of dead writers.
 
         Args:
             repair: moves what is no entry to the quarantine.

@@ -141,7 +141,7 @@ def rm(
 
 @app.command("verify")
 def verify(
-    repair: Annotated[bool, typer.Option("--repair", help="Set bad entries aside, remove leftovers.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Set bad entries aside.")] = False,
     cache_dir: CacheDir = None,
     namespace: NamespaceName = None,
     as_json: Json = False,

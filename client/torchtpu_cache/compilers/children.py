@@ -114,7 +114,7 @@ class ChildPool:
         return answer, result
 
     def pids(self) -> list[int]:
-        """Of the children that run now, for tests and `doctor`."""
+        """Of the children that run now."""
         with self._changed:
             children = [*(child for _, child in self._idle), *self._busy]
         return [child.pid for child in children if child.pid is not None]

@@ -1,4 +1,7 @@
-"""Which compiler serves which target, and which are usable here. A new kind of compiler is one line in `_make`."""
+"""Which compiler serves which target, and which are usable here.
+
+A new kind is a name in `compiler_kind` and a line in `compiler_for`.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from torchtpu_cache_core.identity import FileIdentities
 
 CPU: Final = "cpu"
+TPU: Final = "tpu"
 
 
 def compiler_kind(target_name: str) -> str:
@@ -28,7 +32,7 @@ def compiler_kind(target_name: str) -> str:
     if target_name == CPU:
         return CPU
     check_topology_name(target_name)
-    return "tpu"
+    return TPU
 
 
 def compiler_for(
@@ -139,7 +143,7 @@ def targets_here(environ: Mapping[str, str] | None = None) -> list[Availability]
     found = []
     for kind, targets, installation in (
         (CPU, (CPU,), jaxlib_cpu.installation),
-        ("tpu", EXAMPLES, lambda: tpu.installation(environ)),
+        (TPU, EXAMPLES, lambda: tpu.installation(environ)),
     ):
         try:
             installed = installation()

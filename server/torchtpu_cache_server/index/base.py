@@ -109,13 +109,16 @@ class Index(abc.ABC):
         """Every open entry of the bucket is here, and nothing else; survives a restart only after a clean `close`."""
 
     @abc.abstractmethod
-    def set_complete(self, complete: bool) -> None: ...
+    def set_complete(self, complete: bool) -> None:
+        """Says what `complete` answers from now on; only a `close` keeps it."""
 
     @abc.abstractmethod
-    def lookup(self, namespace: Namespace, key: Key) -> Record | None: ...
+    def lookup(self, namespace: Namespace, key: Key) -> Record | None:
+        """The record of a key, or None."""
 
     @abc.abstractmethod
-    def lookup_many(self, namespace: Namespace, keys: Sequence[Key]) -> dict[Key, Record]: ...
+    def lookup_many(self, namespace: Namespace, keys: Sequence[Key]) -> dict[Key, Record]:
+        """Those of the keys that have a record; any number may be asked for."""
 
     @abc.abstractmethod
     def record(self, record: Record) -> None:

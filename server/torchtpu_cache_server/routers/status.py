@@ -25,8 +25,10 @@ _STYLE = (
 
 
 def create_status_router(edge: Edge, openapi: Callable[[], dict[str, Any]]) -> APIRouter:
-    """Args:
-    openapi: gives the document that `/docs` lists.
+    """Routes at the root. They raise Refusal, which the app turns into a problem.
+
+    Args:
+        openapi: gives the document that `/docs` lists.
     """
     router = APIRouter(tags=["status"])
 
