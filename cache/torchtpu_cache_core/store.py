@@ -88,7 +88,7 @@ class EntryInfo:
 
     Args:
         accessed_seconds: last use as the store knows it (some write it at most once a minute).
-        target_name: what the header's target parts say, for people (`cpu`, `TPU v5 lite 2x2`).
+        target_name: what the header's target parts say, for people (`cpu`, `TPU v5 lite x 4`).
     """
 
     key: Key

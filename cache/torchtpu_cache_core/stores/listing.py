@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from torchtpu_cache_core.entry import Header
 from torchtpu_cache_core.key import Component
 from torchtpu_cache_core.store import EntryInfo
 
 
+_MAX_SHOWN: Final = 80
+
+
 def target_name(components: Iterable[Component]) -> str:
-    """What a person calls the target of a request: device kind and topology, or else the platform."""
+    """What a person calls the target of a request: `TPU v5 lite x 4`, or the platform where no kind is known."""
     parts = {c.name.removeprefix("target."): c.text for c in components if c.name.startswith("target.") and c.text}
-    shown = [parts[name] for name in ("device_kind", "topology") if name in parts]
-    return " ".join(shown) or parts.get("platform", "unknown")
+    kind = parts.get("device_kind") or parts.get("platform", "unknown")
+    count = parts.get("device_count", "1")
+    return (kind if count == "1" else f"{kind} x {count}")[:_MAX_SHOWN]
 
 
 def entry_info(header: Header, *, size_bytes: int, accessed_seconds: float, pinned: bool = False) -> EntryInfo:

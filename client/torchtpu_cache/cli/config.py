@@ -15,6 +15,7 @@ app = typer.Typer(help="Settings and their origins.", no_args_is_help=True)
 @app.callback()
 def _group() -> None:
     """Settings and their origins."""
+    # Without a callback, Typer would make the only command of a group the group itself.
 
 
 @app.command("show")
@@ -35,6 +36,6 @@ def show(
     for setting in config.SETTINGS:
         value = values[setting.name]
         text = "-" if value in (None, []) else str(value)
-        beside = [str(loaded.origins[setting.name])] if origin else [setting.variable, setting.help]
+        beside = [str(loaded.origins[setting.name])] if origin else [setting.help]
         rows.append([setting.name, text, *beside])
-    print_table(["setting", "value", *(["origin"] if origin else ["variable", "meaning"])], rows)
+    print_table(["setting", "value", "origin" if origin else "meaning"], rows)

@@ -51,12 +51,12 @@ def demo(as_json: Json = False) -> None:
 
 
 def _tpu_target() -> list[str]:
-    from torchtpu_cache.compilers.registry import targets_here
+    from torchtpu_cache.compilers.registry import TPU, targets_here
 
     if os.environ.get("DEMO_TPU") == "0":
         return []
     for available in targets_here():
-        if available.kind == "tpu" and not available.usable:
+        if available.kind == TPU and not available.usable:
             note(f"leaving the TPU out: {available.problem}")
             return []
     return [TPU_TARGET]
@@ -73,21 +73,23 @@ def _print(report: dict[str, Any]) -> None:
             human_seconds(row.get("memory_seconds")),
             human_seconds(row["seconds_saved"]),
             human_bytes(row["executable_bytes"]),
-            human_bytes(row["entry_bytes"]),
             "yes" if row["equal"] else "NO",
         ]
         for row in report["rows"]
     ]
-    columns = ["program", "target", "compiled", "remote", "disk", "memory", "saved", "executable", "stored", "equal"]
-    print_table(columns, rows, right=frozenset(range(2, 9)))
-    hits = report["machine_b"]["hits"]
+    columns = ["program", "target", "compiled", "remote", "disk", "memory", "saved", "bytes", "equal"]
+    print_table(columns, rows, right=frozenset(range(2, 8)))
+    machine_a, machine_b = report["machine_a"], report["machine_b"]
+    hits = machine_b["hits"]
+    stored = sum(row["entry_bytes"] for row in report["rows"])
     print(
-        f"\nmachine A compiled {report['machine_a']['compiled']} programs; machine B compiled "
-        f"{report['machine_b']['compiled']}, and got {hits['remote']} from the remote, {hits['disk']} from its disk "
-        f"and {hits['memory']} from memory, which saved it {human_seconds(report['seconds_saved'])} of compiling"
+        f"""
+machine A compiled {machine_a["compiled"]} programs; machine B compiled {machine_b["compiled"]}.
+B got {hits["remote"]} from the remote, {hits["disk"]} from its disk and {hits["memory"]} from memory;
+that saved it {human_seconds(report["seconds_saved"])} of compiling, for {human_bytes(stored)} at the service."""
     )
-    print(
-        "equal: CPU programs gave bit for bit what they give without a cache; TPU executables are the bytes that A made"
-        if report["outputs_equal"]
-        else "NOT equal: see the last column"
-    )
+    if report["outputs_equal"]:
+        print("equal: CPU outputs are those of a run without a cache, bit for bit;")
+        print("       TPU executables are byte for byte what A made")
+    else:
+        print("NOT equal: see the last column")

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
 import typer
 
@@ -49,14 +49,18 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset()) -> None:
-    """A plain table; `right` names the columns that are numbers. Cells are text, never markup."""
+    """A plain table; `right` names the columns that are numbers. Cells are text, never markup.
+
+    Where the terminal is narrow, texts beyond the first column are folded.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=0)
     for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index in right else "left", overflow="fold")
+        justify: Literal["left", "right"] = "right" if index in right else "left"
+        table.add_column(column, justify=justify, no_wrap=index == 0 or index in right, overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     console().print(table)
@@ -75,13 +79,14 @@ def human_bytes(size: int | None) -> str:
 
 
 def human_seconds(seconds: float | None) -> str:
-    """`3.2 ms`, `1.25 s`, `2m05s`."""
+    """`3.2 ms`, `1.25 s`, `2m05s`: three figures."""
     if seconds is None:
         return "-"
     sign, seconds = ("-", -seconds) if seconds < 0 else ("", seconds)
     if seconds < 0.9995:
-        return f"{sign}{seconds * 1000:.1f} ms"
-    if seconds < 59.995:
-        return f"{sign}{seconds:.2f} s"
+        milliseconds = seconds * 1000
+        return f"{sign}{milliseconds:.{0 if milliseconds >= 99.95 else 1}f} ms"
+    if seconds < 59.95:
+        return f"{sign}{seconds:.{1 if seconds >= 9.995 else 2}f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{sign}{minutes}m{rest:02d}s"
