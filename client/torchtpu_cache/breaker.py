@@ -32,7 +32,8 @@ from torchtpu_cache_core.errors import (
 )
 from torchtpu_cache_core.manifest import Attestation
 from torchtpu_cache_core.names import Key
-from torchtpu_cache_core.store import Capabilities, EntryInfo, PutOutcome, Store, Stored, StoreStats
+from torchtpu_cache_core.store import EntryInfo, PutOutcome, Store, Stored, StoreStats
+from torchtpu_cache_core.stores.wrap import Wrapper
 
 _T = TypeVar("_T")
 
@@ -78,7 +79,7 @@ class BreakerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerStatus:
-    """What `status` and `doctor` show.
+    """How a breaker stands in this process, at one moment.
 
     Args:
         open: whether calls are being skipped.
@@ -114,7 +115,7 @@ class _Circuit:
         self.stop = threading.Event()
 
 
-class BreakerStore(Store):
+class BreakerStore(Wrapper):
     """`inner` behind a circuit breaker. Thread-safe; a forked child starts closed, with a state of its own.
 
     Args:
@@ -132,21 +133,12 @@ class BreakerStore(Store):
         clock: Clock = SYSTEM_CLOCK,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._probe = probe or (lambda: inner.contains(_PROBE_KEY))
         self._settings = settings or BreakerSettings()
         self._clock = clock
         self._jitter = jitter
         self._circuit = _Circuit()
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._inner.capabilities
-
-    @property
-    def inner(self) -> Store:
-        """The store behind, for `doctor`, which asks it whatever the breaker thinks."""
-        return self._inner
 
     @property
     def status(self) -> BreakerStatus:
@@ -184,7 +176,7 @@ class BreakerStore(Store):
 
     def close(self) -> None:
         self._own_circuit().stop.set()
-        self._inner.close()
+        super().close()
 
     def probe_once(self) -> bool:
         """Asks the store whether it is back, and closes the breaker if it is. What the background thread runs."""
@@ -251,7 +243,7 @@ class BreakerStore(Store):
                 circuit.failures = circuit.probes = 0
                 return
             circuit.failures += 1
-            told_to_wait = isinstance(error, StoreUnavailable) and error.retry_after_seconds is not None
+            told_to_wait = _asked_for_seconds(error) is not None
             if not (error.kind in _OPENS_AT_ONCE or told_to_wait or circuit.failures >= settings.failures):
                 return
             if circuit.open_error is not None:
@@ -270,7 +262,7 @@ class BreakerStore(Store):
         """Sets when to probe next; the circuit's lock is held."""
         settings = self._settings
         longest = min(settings.longest_probe_seconds, settings.first_probe_seconds * 2.0 ** min(circuit.probes, 30))
-        asked_for = getattr(error, "retry_after_seconds", None) or 0.0
+        asked_for = _asked_for_seconds(error) or 0.0
         circuit.probes += 1
         circuit.not_before = self._clock.monotonic() + max(asked_for, longest * (1 - self._jitter() / 2))
 
@@ -283,6 +275,10 @@ class BreakerStore(Store):
                 _log.exception("a probe of the %s store failed in a way that no store should", self.capabilities.name)
                 with circuit.lock:
                     self._hold_off(circuit, None)
+
+
+def _asked_for_seconds(error: StoreError | None) -> float | None:
+    return error.retry_after_seconds if isinstance(error, StoreUnavailable) else None
 
 
 def _again(refusal: StoreError) -> StoreError:

@@ -235,8 +235,6 @@ def _prefix(text: str) -> KeyPrefix:
 
 @contextlib.contextmanager
 def _store(cache_dir: Path | None, remote: str | None, namespace: str | None, at_remote: bool) -> Iterator[Store]:
-    from torchtpu_cache.remote import RemoteStore
-
     if not at_remote:
         with _disk(cache_dir, namespace) as disk:
             yield disk
@@ -244,6 +242,8 @@ def _store(cache_dir: Path | None, remote: str | None, namespace: str | None, at
     config = read_config(cache_dir, remote, namespace)
     if config.remote is None:
         fail("no remote is configured; pass --remote URL or set TORCHTPU_CACHE_REMOTE", EXIT_USAGE)
+    from torchtpu_cache.remote import RemoteStore
+
     with RemoteStore(config.remote, config.namespace) as store:
         yield store
 

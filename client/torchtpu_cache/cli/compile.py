@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from torchtpu_cache.cli.options import CacheDir, Json, NamespaceName, Remote, read_config
+from torchtpu_cache.cli.options import CacheDir, Json, NamespaceName, OptionsFile, Remote, TargetName, read_config
 from torchtpu_cache.cli.output import (
     EXIT_FAILED,
     EXIT_PARTLY,
@@ -32,10 +32,8 @@ if TYPE_CHECKING:
 
 def compile_files(
     files: Annotated[list[Path], typer.Argument(help="StableHLO modules, MLIR bytecode or text.", metavar="FILE...")],
-    target: Annotated[str, typer.Option("--target", help="cpu, or a TPU topology such as v5e:2x2.")] = "cpu",
-    options: Annotated[
-        Path | None, typer.Option("--options", help="A file with a serialised CompileOptionsProto.")
-    ] = None,
+    target: TargetName = "cpu",
+    options: OptionsFile = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write the executables into this folder.")] = None,
     remote: Remote = None,
     cache_dir: CacheDir = None,
@@ -163,7 +161,7 @@ def _row(answer: dict[str, Any]) -> list[str]:
     if "error" in answer:
         return [name, "failed", human_seconds(answer["seconds"]), "", "", answer["error"]]
     tier = f"compiled ({answer['bypassed']})" if "bypassed" in answer else str(answer["tier"])
-    key = "-" if answer["key"] is None else answer["key"][:17]
+    key = "-" if answer["key"] is None else answer["key"].short
     saved = "" if answer["tier"] == "compiled" else human_seconds(answer["seconds_saved"])
     return [name, tier, human_seconds(answer["seconds"]), saved, human_bytes(answer["executable_bytes"]), key]
 

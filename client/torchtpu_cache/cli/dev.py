@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchtpu_cache.cli.options import CacheDir, Json, NamespaceName, Remote, read_config
+from torchtpu_cache.cli.cache import find_key
+from torchtpu_cache.cli.options import CacheDir, Json, NamespaceName, OptionsFile, Remote, TargetName, read_config
 from torchtpu_cache.cli.output import EXIT_FAILED, EXIT_USAGE, fail, print_json, print_table
 
 if TYPE_CHECKING:
@@ -17,15 +18,12 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Keys and their components.", no_args_is_help=True)
 
-Target = Annotated[str, typer.Option("--target", help="cpu, or a TPU topology such as v5e:2x2.")]
-Options = Annotated[Path | None, typer.Option("--options", help="A file with a serialised CompileOptionsProto.")]
-
 
 @app.command("key")
 def key(
     file: Annotated[Path, typer.Argument(help="A StableHLO module.")],
-    target: Target = "cpu",
-    options: Options = None,
+    target: TargetName = "cpu",
+    options: OptionsFile = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show every component.")] = False,
     cache_dir: CacheDir = None,
     as_json: Json = False,
@@ -52,8 +50,8 @@ def key(
 def diff(
     left: Annotated[str, typer.Argument(help="A StableHLO module, or the key of an entry.", metavar="A")],
     right: Annotated[str, typer.Argument(help="Another one.", metavar="B")],
-    target: Target = "cpu",
-    options: Options = None,
+    target: TargetName = "cpu",
+    options: OptionsFile = None,
     remote: Remote = None,
     cache_dir: CacheDir = None,
     namespace: NamespaceName = None,
@@ -93,7 +91,6 @@ def diff(
 
 def _side(assembly: Assembly, text: str, target: str, options: Path | None) -> tuple[Key, tuple[Component, ...]]:
     """What stands on one side of a diff: a file if there is one of that name, else an entry."""
-    from torchtpu_cache.cli.cache import find_key
     from torchtpu_cache_core.errors import InvalidName
     from torchtpu_cache_core.names import KeyPrefix
 

@@ -142,14 +142,17 @@ def _canary(store: Store) -> None:
 
 def _examine_canonicaliser(settings: Config) -> Check:
     from torchtpu_cache_core.canonical.program import ProgramCanonicaliser
+    from torchtpu_cache_core.canonical.scan import FORM_RAW
     from torchtpu_cache_core.identity import FileIdentities
 
-    canonicaliser = ProgramCanonicaliser(None, identities=FileIdentities(None))
+    canonicaliser = ProgramCanonicaliser(
+        None, identities=FileIdentities(None), allowed_custom_calls=settings.custom_call_targets
+    )
     try:
         form = canonicaliser.resolve(_TINY_MODULE).form
     finally:
         canonicaliser.close()
-    if form == "raw":
+    if form == FORM_RAW:
         hint = "pip install 'torchtpu-cache[agent]'"
         return Check(
             "canonicaliser", WARNING, f"absent: a program that moved to another file is compiled again; {hint}"

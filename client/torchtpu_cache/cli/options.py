@@ -15,6 +15,10 @@ Remote = Annotated[
     str | None, typer.Option("--remote", metavar="URL", help="The service, such as http://127.0.0.1:8077.")
 ]
 NamespaceName = Annotated[str | None, typer.Option("--namespace", help="The tenant at the service.")]
+TargetName = Annotated[str, typer.Option("--target", help="cpu, or a TPU topology such as v5e:2x2.")]
+OptionsFile = Annotated[
+    Path | None, typer.Option("--options", help="A file with a serialised CompileOptionsProto.", show_default=False)
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 

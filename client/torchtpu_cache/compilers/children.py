@@ -17,13 +17,13 @@ from torchtpu_cache.compilers.messages import last_words
 from torchtpu_cache_core.canonical.rules import KEPT_PREFIXES, KEPT_VARIABLES
 from torchtpu_cache_core.canonical.wire import WireError, read_fields
 from torchtpu_cache_core.child import ChildDied, ChildProcess, ChildTimeout
+from torchtpu_cache_core.config import VARIABLE_PREFIX
 from torchtpu_cache_core.errors import CompilerCrashed, CompilerMissing, InvalidRequest
 
 if TYPE_CHECKING:
     from torchtpu_cache_core.canonical.environment import Environment
 
 _PROGRESS_SECONDS: Final = 1.0
-_OWN_PREFIX: Final = "TORCHTPU_CACHE"
 _BUILD_OPTIONS_FIELD: Final = 3
 
 
@@ -40,7 +40,7 @@ def child_environ(environ: Mapping[str, str], environment: Environment, extra: M
         name: value
         for name, value in environ.items()
         # Tokens of ours are no business of a compiler that parses foreign programs.
-        if not name.startswith((*KEPT_PREFIXES, _OWN_PREFIX)) and name not in KEPT_VARIABLES
+        if not name.startswith((*KEPT_PREFIXES, VARIABLE_PREFIX)) and name not in KEPT_VARIABLES
     }
     child.update(environment.variables)
     child.update(extra)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torchtpu_cache_core.config import VARIABLE_PREFIX
 from torchtpu_cache_core.errors import CacheError
 
 Show = Callable[[str], None]
@@ -90,7 +91,10 @@ def _service(data_dir: Path) -> Iterator[str]:
     with (
         tempfile.TemporaryFile() as errors,
         subprocess.Popen(
-            [sys.executable, "-m", "torchtpu_cache.cli.main", *command], stdout=subprocess.PIPE, stderr=errors
+            [sys.executable, "-m", "torchtpu_cache.cli.main", *command],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=_environ(),
         ) as process,
     ):
         try:
@@ -116,12 +120,10 @@ def _machine(
     for target in targets:
         command += ["--target", target]
     show(f"{title} …")
-    # Settings of the person who runs the demo must not reach its machines.
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("TORCHTPU_CACHE")}
     with (
         tempfile.TemporaryFile() as errors,
         subprocess.Popen(
-            [*command, *map(str, files)], stdout=subprocess.PIPE, stderr=errors, text=True, env=environ
+            [*command, *map(str, files)], stdout=subprocess.PIPE, stderr=errors, text=True, env=_environ()
         ) as process,
     ):
         assert process.stdout is not None
@@ -137,6 +139,11 @@ def _machine(
         if process.wait() != 0:
             errors.seek(0)
             raise CacheError(f"{title}: the process ended with {process.returncode}: {_last_line(errors.read())}")
+
+
+def _environ() -> dict[str, str]:
+    """Settings of the person who runs the demo must not reach its machines, nor its service."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(VARIABLE_PREFIX)}
 
 
 def _last_line(output: bytes) -> str:
