@@ -1,9 +1,10 @@
-"""A helper process that answers one request at a time over pipes, and can be killed without harm.
+"""A helper process that answers one request at a time over a socket, and can be killed without harm.
 
 Hostile or crashing work (MLIR parsing, XLA compiles) runs in such a process: an abort, an endless loop or a memory
 bomb there costs one request. Frames, both ways: u32 header length, u64 payload length (little-endian), a JSON object,
-the payload. The child's own standard output goes to its standard error, so that nothing a library prints can break
-a frame; the last of its standard error is kept for the message of a death.
+the payload. The child's own standard output goes to its standard error from its very start, so that nothing that
+Python or a library prints can break a frame; the last of it is kept for the message of a death. A socket, because a
+write into a pipe that a dead child left would kill a job which has SIGPIPE at its default.
 
 The child ends when the parent does: it holds the reading end of a pipe whose writing end only the parent has. (The
 kernel's parent-death signal would follow the parent's *thread*.)
@@ -12,10 +13,12 @@ kernel's parent-death signal would follow the parent's *thread*.)
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import select
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -32,6 +35,7 @@ _MAX_HEADER_BYTES: Final = 16 << 20
 _MAX_PAYLOAD_BYTES: Final = 8 << 30
 _CHUNK_BYTES: Final = 1 << 20
 _STDERR_TAIL_BYTES: Final = 64 << 10
+_CHANNEL: Final = "TORCHTPU_CACHE_CHILD_CHANNEL"
 _LIFELINE: Final = "TORCHTPU_CACHE_CHILD_LIFELINE"
 
 Handler = Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]
@@ -68,8 +72,9 @@ class ChildProcess:
     def __init__(self, module: str, environ: Mapping[str, str] | None = None) -> None:
         self._module = module
         self._environ = dict(os.environ if environ is None else environ)
-        self._lock = threading.Lock()  # guards all below, and the pipes
+        self._lock = threading.Lock()  # guards all below, and the socket
         self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
         self._stderr: IO[bytes] | None = None
         self._lifeline: int | None = None
 
@@ -90,10 +95,9 @@ class ChildProcess:
         """
         with self._lock:
             try:
-                process = self._running()
                 raw = json.dumps(header).encode()
                 frame = _FRAME.pack(len(raw), len(payload)) + raw
-                channel = _Channel(process, time.monotonic() + deadline_seconds)
+                channel = _Channel(self._running(), time.monotonic() + deadline_seconds)
                 channel.send(memoryview(frame))
                 channel.send(memoryview(payload))
                 header_bytes, payload_bytes = _FRAME.unpack(channel.receive(_FRAME.size))
@@ -111,7 +115,7 @@ class ChildProcess:
                 self._end()
                 raise
             except BaseException:
-                # An interrupted call leaves half a frame in the pipes.
+                # An interrupted call leaves half a frame in the socket.
                 self._end()
                 raise
 
@@ -120,36 +124,36 @@ class ChildProcess:
         with self._lock:
             self._end()
 
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is not None and self._process.poll() is None:
-            return self._process
+    def _running(self) -> socket.socket:
+        """This end of the socket to the child, which is started where none runs."""
+        if self._process is not None and self._socket is not None and self._process.poll() is None:
+            return self._socket
         self._end()
-        theirs, self._lifeline = os.pipe()
+        self._socket, theirs = socket.socketpair()
+        lifeline, self._lifeline = os.pipe()
         try:
+            self._socket.setblocking(False)
             self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", self._module],  # no module of the working directory stands in for one
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
+                stdout=self._stderr,
                 stderr=self._stderr,
-                env={**self._environ, _LIFELINE: str(theirs)},
-                pass_fds=(theirs,),
-                bufsize=0,
+                env={**self._environ, _CHANNEL: str(theirs.fileno()), _LIFELINE: str(lifeline)},
+                pass_fds=(theirs.fileno(), lifeline),
                 start_new_session=True,  # a Ctrl-C is for the parent to handle
             )
         finally:
-            os.close(theirs)
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            os.set_blocking(pipe.fileno(), False)
-        return self._process
+            theirs.close()
+            os.close(lifeline)
+        return self._socket
 
     def _returncode(self) -> int | None:
         """How the child ended by itself; None if it still runs."""
         if self._process is None:
             return None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            # Its pipes close a moment before it can be waited for.
+            # Its socket closes a moment before it can be waited for.
             return self._process.wait(timeout=1.0)
         return None
 
@@ -159,11 +163,10 @@ class ChildProcess:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-            for pipe in (self._process.stdin, self._process.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(OSError):
-                        pipe.close()
             self._process = None
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
         if self._lifeline is not None:
             os.close(self._lifeline)
             self._lifeline = None
@@ -186,35 +189,34 @@ def _how_it_ended(returncode: int) -> str:
 
 
 class _Channel:
-    """The parent's ends of the pipes, under one deadline."""
+    """The parent's end of the socket, under one deadline."""
 
-    def __init__(self, process: subprocess.Popen[bytes], deadline: float) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self._stdin = process.stdin.fileno()
-        self._stdout = process.stdout.fileno()
+    def __init__(self, end: socket.socket, deadline: float) -> None:
+        self._end = end
         self._deadline = deadline
 
-    def _wait(self, fd: int, event: int) -> None:
+    def _wait(self, event: int) -> None:
         poller = select.poll()
-        poller.register(fd, event)
+        poller.register(self._end, event)
         left = self._deadline - time.monotonic()
         if left <= 0 or not poller.poll(left * 1000):
             raise ChildTimeout("the helper process did not answer in time and was ended")
 
     def send(self, data: memoryview) -> None:
         while data:
-            self._wait(self._stdin, select.POLLOUT)
-            data = data[os.write(self._stdin, data[:_CHUNK_BYTES]) :]
+            self._wait(select.POLLOUT)
+            with contextlib.suppress(BlockingIOError):
+                data = data[self._end.send(data[:_CHUNK_BYTES], socket.MSG_NOSIGNAL) :]
 
     def receive(self, size: int) -> bytearray:
         data = bytearray()
         while len(data) < size:
-            self._wait(self._stdout, select.POLLIN)
-            piece = os.read(self._stdout, min(_CHUNK_BYTES, size - len(data)))
-            if not piece:
-                raise EOFError
-            data += piece
+            self._wait(select.POLLIN)
+            with contextlib.suppress(BlockingIOError):
+                piece = self._end.recv(min(_CHUNK_BYTES, size - len(data)))
+                if not piece:
+                    raise EOFError
+                data += piece
         return data
 
 
@@ -223,13 +225,10 @@ def serve(handler: Handler) -> NoReturn:
 
     What `handler` raises ends the child; an expected failure is an answer.
     """
-    requests = os.fdopen(os.dup(0), "rb")
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    lifeline = int(os.environ.pop(_LIFELINE))
+    channel, lifeline = (int(os.environ.pop(name)) for name in (_CHANNEL, _LIFELINE))
+    for fd in (channel, lifeline):
+        os.set_inheritable(fd, False)
+    requests, answers = os.fdopen(channel, "rb"), os.fdopen(os.dup(channel), "wb")
     threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
     while prefix := requests.read(_FRAME.size):
         header_bytes, payload_bytes = _FRAME.unpack(prefix)
@@ -243,5 +242,10 @@ def serve(handler: Handler) -> NoReturn:
 
 
 def _end_with_parent(lifeline: int) -> None:
+    with contextlib.suppress(OSError):
+        # Native code that holds the interpreter's lock would keep this thread from ending the process.
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC)
     os.read(lifeline, 1)
     os._exit(1)

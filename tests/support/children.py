@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from torchtpu_cache_core.child import serve
@@ -19,7 +20,13 @@ def handle(header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], byte
         case "abort":
             print("last words", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGABRT)
+        case "busy":
+            # One long operation of native code, which never gives the interpreter's lock away.
+            Path(header["pid_file"]).write_text(str(os.getpid()))
+            return {}, b"%d" % (7 ** (10**8) % 2)
         case "hang":
+            if "pid_file" in header:
+                Path(header["pid_file"]).write_text(str(os.getpid()))
             time.sleep(60)
         case "raise":
             raise RuntimeError("an unexpected error")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -65,23 +66,59 @@ def test_threads_share_one_child_without_mixing_answers(child: ChildProcess) -> 
         assert list(pool.map(lambda payload: call(child, "echo", payload)[1], payloads)) == payloads
 
 
-def test_the_child_ends_when_its_parent_is_killed() -> None:
+def test_what_python_prints_at_its_start_breaks_no_frame(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('a banner of this site')")
+    environ = {**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{tmp_path}"}
+    with contextlib.closing(ChildProcess("support.children", environ)) as child:
+        assert call(child, "echo", b"x")[1] == b"x"
+
+
+def test_a_death_kills_no_parent_that_has_sigpipe_at_its_default() -> None:
     source = (
-        "import sys, time\n"
+        "import signal\n"
+        "from torchtpu_cache_core.child import ChildDied, ChildProcess\n"
+        "signal.signal(signal.SIGPIPE, signal.SIG_DFL)\n"
+        "try:\n"
+        "    ChildProcess('support.no_such_module').call({}, bytes(4 << 20), deadline_seconds=20)\n"
+        "except ChildDied:\n"
+        "    print('survived')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "survived\n")
+
+
+def test_no_descriptor_is_left_behind(child: ChildProcess) -> None:
+    call(child, "echo")
+    child.close()
+    before = len(os.listdir("/proc/self/fd"))
+    for do in ("echo", "abort", "echo"):
+        with contextlib.suppress(ChildDied):
+            call(child, do)
+    child.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("do", ["hang", "busy"])
+def test_the_child_ends_when_its_parent_is_killed(tmp_path: Path, do: str) -> None:
+    pid_file = tmp_path / "pid"
+    source = (
         "from torchtpu_cache_core.child import ChildProcess\n"
         "child = ChildProcess('support.children')\n"
-        "print(child.call({'do': 'echo'}, deadline_seconds=20)[0]['pid'], flush=True)\n"
-        "time.sleep(60)\n"
+        f"child.call({{'do': {do!r}, 'pid_file': {str(pid_file)!r}}}, deadline_seconds=60)\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", source], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(TESTS)}
-    ) as parent:
-        assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
+    environ = {**os.environ, "PYTHONPATH": str(TESTS)}
+    with subprocess.Popen([sys.executable, "-c", source], env=environ) as parent:
+        wait_until(lambda: pid_file.exists() and pid_file.read_text().isdecimal(), "the helper process did not start")
+        pid = int(pid_file.read_text())
+        time.sleep(0.1)  # into the long operation
         parent.kill()
+    wait_until(lambda: not alive(pid), "the helper process outlived its parent")
+
+
+def wait_until(condition: Callable[[], bool], otherwise: str) -> None:
     deadline = time.monotonic() + 10
-    while alive(pid):
-        assert time.monotonic() < deadline, "the helper process outlived its parent"
+    while not condition():
+        assert time.monotonic() < deadline, otherwise
         time.sleep(0.02)
 
 
