@@ -23,11 +23,15 @@ import abc
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from torchtpu_cache_core.closing import Closing
 from torchtpu_cache_core.entry import Entry
 from torchtpu_cache_core.manifest import Attestation
 from torchtpu_cache_core.names import Digest, Key
+
+CHEAP_COMPILE_SECONDS: Final = 0.01
+"""What compiled faster is cheap: it is not worth an upload, an fsync, or its caller's wait for the disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,13 +38,13 @@ class LaterWriter:
         self._queue: deque[tuple[Entry, Attestation | None]] = deque()
         self._queued_bytes = 0
         self._thread: threading.Thread | None = None
-        self._closing = False
+        self._closing = threading.Event()
 
     def add(self, entry: Entry, attestation: Attestation | None) -> None:
         """Takes an entry to write, unless too much waits already."""
         with self._changed:
             full = len(self._queue) >= _MAX_ENTRIES or self._queued_bytes + entry.size_bytes > _MAX_BYTES
-            if full or self._closing:
+            if full or self._closing.is_set():
                 self._counters.skipped(Tier.DISK, "busy")
                 return
             self._queue.append((entry, attestation))
@@ -58,7 +58,7 @@ class LaterWriter:
     def close(self) -> None:
         """Writes what waits, for at most a second, and ends."""
         with self._changed:
-            self._closing = True
+            self._closing.set()
             self._changed.notify()
             thread = self._thread
         if thread is not None:
@@ -67,7 +67,7 @@ class LaterWriter:
     def _loop(self) -> None:
         while True:
             with self._changed:
-                while not self._queue and not self._closing:
+                while not self._queue and not self._closing.is_set():
                     self._changed.wait()
                 if not self._queue:
                     return
@@ -75,8 +75,7 @@ class LaterWriter:
                 self._queued_bytes -= entry.size_bytes
             started = time.monotonic()
             self._write(entry, attestation)
-            if not self._closing:
-                time.sleep(_REST_PER_WORK * (time.monotonic() - started))
+            self._closing.wait(_REST_PER_WORK * (time.monotonic() - started))
 
     def _write(self, entry: Entry, attestation: Attestation | None) -> None:
         try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from torchtpu_cache.breaker import BreakerOpen
 from torchtpu_cache.counters import Counters, Tier
@@ -34,7 +34,7 @@ from torchtpu_cache_core.manifest import Attestation
 from torchtpu_cache_core.names import DEFAULT_NAMESPACE, Digest, Key, Namespace
 from torchtpu_cache_core.request import ProgramResolver, Request, ResolvedRequest, resolve
 from torchtpu_cache_core.singleflight import SingleFlight
-from torchtpu_cache_core.store import Store, Stored
+from torchtpu_cache_core.store import CHEAP_COMPILE_SECONDS, Store, Stored
 from torchtpu_cache_core.stores.wrap import SetsAside
 
 if TYPE_CHECKING:
@@ -42,9 +42,6 @@ if TYPE_CHECKING:
     from torchtpu_cache.spool import Spool
 
 _log = logging.getLogger(__name__)
-
-CHEAP_SECONDS: Final = 0.010
-"""A program that compiles faster stays in memory and disk, written later and without fsync: sharing it costs more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -406,7 +403,7 @@ class Node:
         attestation = (
             None if self._machine_key is None else Attestation.by_machine(self._machine_key, self._namespace, entry)
         )
-        cheap = compiled.compile_seconds < CHEAP_SECONDS
+        cheap = compiled.compile_seconds < CHEAP_COMPILE_SECONDS  # sharing it costs more than compiling it
         for tiered in self._tiers:
             if tiered.tier is Tier.DISK and cheap and self._later is not None:
                 self._later.add(entry, attestation)

@@ -28,7 +28,16 @@ from torchtpu_cache_core.errors import (
 from torchtpu_cache_core.manifest import Attestation
 from torchtpu_cache_core.names import Key, Namespace
 from torchtpu_cache_core.paths import check_private_dir, ensure_private_dir
-from torchtpu_cache_core.store import Capabilities, EntryInfo, PutOutcome, PutStatus, Store, Stored, StoreStats
+from torchtpu_cache_core.store import (
+    CHEAP_COMPILE_SECONDS,
+    Capabilities,
+    EntryInfo,
+    PutOutcome,
+    PutStatus,
+    Store,
+    Stored,
+    StoreStats,
+)
 from torchtpu_cache_core.stores.failures import is_full, is_transient, translated
 from torchtpu_cache_core.stores.files import FILES, Files
 from torchtpu_cache_core.stores.immutable import immutable
@@ -40,9 +49,6 @@ from torchtpu_cache_core.stores.reading import OpenFile, charged_bytes, opened, 
 from torchtpu_cache_core.stores.reports import BadEntry, GcReport, VerifyReport
 from torchtpu_cache_core.stores.room import DiskLimits, Room
 from torchtpu_cache_core.stores.shards import Inventory, Shards
-
-CHEAP_COMPILE_SECONDS: Final = 0.01
-"""What compiles faster is not worth an fsync: after a loss of power its digest tells, and it is compiled again."""
 
 ACCESS_MARK_SECONDS: Final = 60.0
 _ATTEMPTS: Final = 4
@@ -203,6 +209,7 @@ class DiskStore(Store):
                 entry,
                 block,
                 accessed_seconds=self._clock.time(),
+                # After a loss of power the digest of a cheap one tells, and it is compiled again.
                 sync=entry.header.compile_seconds >= CHEAP_COMPILE_SECONDS,
             )
         finally:
