@@ -1,4 +1,4 @@
-"""Thousands of programs that compile in a millisecond: the cache must not be slower than no cache (case A18).
+"""Thousands of programs that compile in a millisecond: the cache must not be slower than no cache.
 
 Four processes on one disk tier whose limit is reached half-way, and a remote that answers in 50 ms. Keys are ready,
 as in a job that has asked before. The ratio is between processes of one run; the bar of the case is 1.3. It is

@@ -1,4 +1,4 @@
-"""Executables of one CPU on another (case A03): the host's features are in the key, through every tier."""
+"""Executables of one CPU on another: the host's features are in the key, through every tier."""
 
 from __future__ import annotations
 

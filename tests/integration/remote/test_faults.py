@@ -1,4 +1,4 @@
-"""The remote tier against the real service, with one thing going wrong at a time in between (cases A12 and A16)."""
+"""The remote tier against the real service, with one thing going wrong at a time in between."""
 
 from __future__ import annotations
 

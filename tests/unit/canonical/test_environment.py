@@ -1,4 +1,4 @@
-"""The environment part of a key: cases A02, A06 and A07."""
+"""The environment part of a key: what changes code is in it, what does not is not."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_every_road_changes_the_key(tmp_path: Path) -> None:
 
 
 def test_what_says_nothing_of_code_leaves_the_key_alone() -> None:
-    """Case A07: a port, an address, a pod, a run, a home, a log level, a cache folder."""
+    """A port, an address, a pod, a run, a home, a log level, a cache folder."""
     processes = [
         {
             "HOME": f"/home/{i}",

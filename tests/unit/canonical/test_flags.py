@@ -1,4 +1,4 @@
-"""Flags by every road: case A02, and the rules of the two readers."""
+"""Flags by every road, by the rules of the two readers."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_argv_gives_only_compiler_flags() -> None:
 
 
 def test_only_compiler_flags_of_a_job_s_flag_file_count(tmp_path: Path) -> None:
-    """A job's own flag file may hold a port or a run's name: case A07."""
+    """A job's own flag file may hold a port or a run's name."""
     path = tmp_path / "flags"
     path.write_text("--port=8000\n--run\n--xla_a=1\n")
     assert parse_argv(["job", f"--flagfile={path}"]).canonical() == {"xla_a": "1"}

@@ -1,4 +1,4 @@
-"""The host's CPU: case A03."""
+"""The host's CPU, as the kernel tells it."""
 
 from __future__ import annotations
 

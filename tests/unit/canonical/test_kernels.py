@@ -1,4 +1,4 @@
-"""Kernels inside custom calls: case A05, with a real Pallas kernel and with payloads made here."""
+"""Kernels inside custom calls, with a real Pallas kernel and with payloads made here."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_python_callbacks_of_jax_bypass(canonicaliser: ProgramCanonicaliser, cor
 
 
 def test_two_callbacks_of_jax_look_the_same(corpus: Path) -> None:
-    """Why they are never cached: case A04."""
+    """Why they are never cached."""
     sin, cos = ((corpus / "callbacks" / f"cpu_{name}.mlir").read_text() for name in ("sin", "cos"))
     assert sin == cos
 

@@ -1,4 +1,4 @@
-"""One key for one program: over processes, hash seeds, folders, locales, and two jaxlib releases (case A06)."""
+"""One key for one program: over processes, hash seeds, folders, locales, and two jaxlib releases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python values in a key: cases A06 of equal and of different values."""
+"""Python values in a key: equal values are equal text, different ones are not."""
 
 from __future__ import annotations
 

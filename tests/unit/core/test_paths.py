@@ -1,4 +1,4 @@
-"""Where files live, for users with and without a home (case A10)."""
+"""Where files live, for users with and without a home."""
 
 from __future__ import annotations
 
