@@ -11,20 +11,22 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import fcntl
 import hashlib
 import logging
 import os
 import random
+import stat
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from torchtpu_cache.breaker import BreakerOpen
 from torchtpu_cache.counters import Counters, Tier
 from torchtpu_cache_core.clock import SYSTEM_CLOCK, Clock
-from torchtpu_cache_core.entry import MAX_ENTRY_BYTES, PREFIX, Entry, Frame, Header
+from torchtpu_cache_core.entry import PREFIX, Entry, Frame, Header
 from torchtpu_cache_core.errors import (
     CorruptEntry,
     CorruptReason,
@@ -35,6 +37,7 @@ from torchtpu_cache_core.errors import (
 )
 from torchtpu_cache_core.names import Key, Namespace
 from torchtpu_cache_core.store import Store
+from torchtpu_cache_core.stores.failures import has_no_locks
 
 _log = logging.getLogger(__name__)
 
@@ -63,23 +66,48 @@ def spool_folder(cache_dir: Path, remote_url: str, namespace: Namespace) -> Path
 
 def spool_stats(folder: Path) -> SpoolStats:
     """What waits in a spool's folder; nothing where it cannot be read."""
-    sizes = []
-    for path in _pending(folder):
-        with contextlib.suppress(FileNotFoundError):  # another process uploaded it meanwhile
-            sizes.append(path.stat().st_size)
+    sizes = _pending(folder).values()
     return SpoolStats(len(sizes), sum(sizes))
 
 
-def _pending(folder: Path) -> list[Path]:
+def _pending(folder: Path) -> dict[Path, int]:
+    """The entries that wait, with their sizes: regular files that are named by a key, and nothing else."""
+    sizes: dict[Path, int] = {}
     try:
-        found = list(folder.iterdir())
+        with os.scandir(folder) as found:
+            for entry in found:
+                with contextlib.suppress(InvalidName, OSError):  # foreign, or uploaded by another process meanwhile
+                    path = folder / Key(entry.name)
+                    if entry.is_file(follow_symlinks=False):
+                        sizes[path] = entry.stat(follow_symlinks=False).st_size
     except OSError:
-        return []
-    paths = []
-    for path in found:
-        with contextlib.suppress(InvalidName):
-            paths.append(folder / Key(path.name))
-    return paths
+        return {}
+    return sizes
+
+
+def _opened(path: Path) -> BinaryIO:
+    """The file at `path`, which may have become anything since it was listed: nothing is followed or waited for."""
+    file = open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "no regular file")
+    return file
+
+
+def _read(file: BinaryIO) -> Entry:
+    """The entry that fills the file. CorruptEntry for anything else, found before all of it is read."""
+    prefix = file.read(PREFIX.size)
+    frame = Frame.parse(prefix)
+    if frame.entry_bytes != os.fstat(file.fileno()).st_size:
+        raise CorruptEntry(CorruptReason.LENGTH, "is not as long as it declares")
+    return Entry.parse(prefix + file.read(frame.entry_bytes - len(prefix)))
+
+
+def _remove(path: Path, file: BinaryIO) -> None:
+    """Removes what `file` was opened from, and nothing that another process has put in its place."""
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(path.lstat(), os.fstat(file.fileno())):
+            path.unlink()
 
 
 class _Outcome(enum.Enum):
@@ -206,7 +234,7 @@ class Spool:
     def _most_valuable_first(self) -> list[Path]:
         def worth(path: Path) -> float:
             try:
-                with path.open("rb") as file:
+                with _opened(path) as file:
                     frame = Frame.parse(file.read(PREFIX.size))
                     header = Header.from_bytes(file.read(frame.header_bytes))
                 return header.compile_seconds / frame.entry_bytes
@@ -217,27 +245,28 @@ class Spool:
 
     def _upload(self, path: Path) -> _Outcome:
         try:
-            with path.open("rb") as file:
+            with _opened(path) as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    return _Outcome.LATER  # another process is sending it
-                return self._send(path, file.read(MAX_ENTRY_BYTES + 1))
+                except OSError as error:
+                    if not has_no_locks(error):
+                        return _Outcome.LATER  # another process is sending it
+                return self._send(path, file)
         except FileNotFoundError:
             return _Outcome.DONE
-        except OSError as error:
-            _log.warning("a spooled entry could not be read: %s", error.strerror)
+        except (OSError, MemoryError) as error:
+            _log.warning("a spooled entry could not be read: %s", error)
             self._counters.failure("spool", FailureKind.IO)
             return _Outcome.LATER
 
-    def _send(self, path: Path, raw: bytes) -> _Outcome:
+    def _send(self, path: Path, file: BinaryIO) -> _Outcome:
         try:
-            entry = Entry.parse(raw)
+            entry = _read(file)
             if entry.key != path.name:
                 raise CorruptEntry(CorruptReason.KEY, "stands under another name")
         except StoreError:
             self._counters.failure("spool", FailureKind.CORRUPT)
-            path.unlink(missing_ok=True)
+            _remove(path, file)
             return _Outcome.DONE
         try:
             outcome = self._remote.put(entry)
@@ -249,11 +278,11 @@ class Spool:
                 # The entry stays on this machine's disk tier only.
                 _log.warning("the remote does not take %s: %s", entry.key.short, error)
                 self._counters.not_published(error.kind)
-                path.unlink(missing_ok=True)
+                _remove(path, file)
                 return _Outcome.DONE
             return _Outcome.LATER if error.kind in _OF_THIS_ENTRY else _Outcome.REMOTE_AWAY
         self._counters.published(outcome.status)
-        path.unlink(missing_ok=True)
+        _remove(path, file)
         return _Outcome.DONE
 
     def _start(self) -> None:

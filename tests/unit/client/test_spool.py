@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -196,3 +198,66 @@ def test_remotes_and_namespaces_do_not_share_a_folder(tmp_path: Path) -> None:
         spool_folder(tmp_path, url, Namespace(name)) for url in ("http://a", "http://b") for name in ("one", "two")
     }
     assert len(folders) == 4
+
+
+NAME = f"ttc1-{'a' * 64}"
+
+
+def long_and_empty(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        os.mkfifo,
+        Path.mkdir,
+        lambda path: path.symlink_to(path.name),
+        lambda path: path.symlink_to("/dev/zero"),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(b"no entry"),
+        long_and_empty,
+    ],
+    ids=["pipe", "folder", "loop", "device", "empty", "text", "terabyte"],
+)
+def test_what_is_no_entry_holds_nothing_up(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    remote = MemoryStore(limit_bytes=1 << 20)
+    made, one = idle(spool(tmp_path, remote, limit_bytes=1 << 50)), entry()
+    (tmp_path / "spool").mkdir()
+    make(tmp_path / "spool" / NAME)
+    assert made.add(one, durable=True)
+    started = time.monotonic()
+    assert made.drain(10).entries == 0
+    assert time.monotonic() - started < 5
+    assert remote.contains(one.key)
+
+
+def test_an_upload_removes_no_file_that_came_meanwhile(tmp_path: Path) -> None:
+    one = entry()
+    fresh = tmp_path / "fresh"
+
+    class Replacing(MemoryStore):
+        def put(self, entry: Entry, attestation: Attestation | None = None) -> PutOutcome:
+            outcome = super().put(entry, attestation)
+            fresh.write_bytes(one.buffer)
+            fresh.rename(tmp_path / "spool" / one.key)
+            return outcome
+
+    made = idle(spool(tmp_path, Replacing(limit_bytes=1 << 20)))
+    made.add(one, durable=True)
+    assert made.run_once() == 0
+    assert made.stats().entries == 1
+    assert made.run_once() == 0
+
+
+def test_a_file_system_without_locks_uploads_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(file: object, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    remote = MemoryStore(limit_bytes=1 << 20)
+    made, one = idle(spool(tmp_path, remote)), entry()
+    made.add(one, durable=True)
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert made.run_once() == 0
+    assert remote.contains(one.key)
