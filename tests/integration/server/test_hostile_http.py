@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import socket
@@ -265,6 +266,36 @@ def test_a_flood_of_heads_holds_no_memory(served: Served) -> None:
             else:
                 pytest.fail("ten megabytes of one header were taken")
     assert served.resident_kb()[0] < before + 30_000
+
+
+def test_a_flood_of_pipelined_requests_holds_no_memory(served: Served) -> None:
+    before = served.resident_kb()[0]
+    flood = f"GET {path_of(entry_for('absent'))} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode() * 20_000
+    for _ in range(10):
+        connection = served.connect()
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            connection.sendall(flood)
+        read_all(connection)  # until the service closes
+    assert served.resident_kb()[0] < before + 30_000
+
+
+@pytest.mark.parametrize("asked", ["POST /v1/default/lookup", f"GET /v1/default/entries/{_KEY}"])
+def test_a_trailer_without_end_holds_no_memory(served: Served, asked: str) -> None:
+    before = served.resident_kb()[0]
+    connection = served.connect()
+    connection.sendall(f"{asked} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+    connection.sendall(b"2\r\n{}\r\n0\r\nX-Long: ")
+    with pytest.raises((ConnectionResetError, BrokenPipeError)):
+        for _ in range(100):
+            connection.sendall(b"a" * 1_000_000)
+    assert served.resident_kb()[0] < before + 30_000
+
+
+def test_a_trailer_is_no_header(served: Served) -> None:
+    head = b"POST /v1/default/lookup HTTP/1.1\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n"
+    body = b'\r\nb\r\n{"keys":[]}\r\n0\r\nHost: localhost\r\n\r\n'
+    assert _problem(served.raw(head + body))[0] == 400
+    assert served.raw(head + b"Host: localhost\r\n" + body).startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_small_body_that_is_large(served: Served) -> None:
