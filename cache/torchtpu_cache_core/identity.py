@@ -7,23 +7,25 @@ and ctime. ctime cannot be set back, so a file that was changed in place is hash
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import stat
-import tempfile
 import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from torchtpu_cache_core.clock import SYSTEM_CLOCK, Clock
 from torchtpu_cache_core.errors import Bypass
+from torchtpu_cache_core.notes import read_note, write_note
 
 _MAX_MEMO_BYTES: Final = 1024
 # Kernel timestamps are coarse: a file changed twice within one step looks the same, so a young file is not remembered.
 _SETTLED_SECONDS: Final = 2.0
 
-_Stat = tuple[int, int, int, int, int]
+Signature = tuple[int, int, int, int, int]
+
+
+def signature_of(status: os.stat_result) -> Signature:
+    """What changes when a file is written or another one takes its place: more than the inode, which is used again."""
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 class FileIdentities:
@@ -38,7 +40,7 @@ class FileIdentities:
     def __init__(self, memo_dir: Path | None, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._memo_dir = memo_dir
         self._clock = clock
-        self._known: dict[_Stat, str] = {}
+        self._known: dict[Signature, str] = {}
         self._lock = threading.Lock()  # held while hashing, so that one file is hashed once by many threads
 
     def sha256(self, path: Path | str) -> str:
@@ -49,11 +51,11 @@ class FileIdentities:
         """
         try:
             with self._lock, open(path, "rb") as file:
-                before = _identity(os.fstat(file.fileno()))
+                before = signature_of(os.fstat(file.fileno()))
                 known = self._known.get(before) or self._recall(before)
                 if known is None:
                     known = hashlib.file_digest(file, "sha256").hexdigest()
-                    if _identity(os.fstat(file.fileno())) != before:
+                    if signature_of(os.fstat(file.fileno())) != before:
                         raise Bypass("target_unknown", f"{path} changed while it was read")
                     if not self._settled(before):
                         return known
@@ -63,55 +65,25 @@ class FileIdentities:
         except OSError as error:
             raise Bypass("target_unknown", f"{path} cannot be read: {error.strerror}") from None
 
-    def _settled(self, identity: _Stat) -> bool:
-        newest_seconds = max(identity[3], identity[4]) / 1e9
+    def _settled(self, signature: Signature) -> bool:
+        newest_seconds = max(signature[3], signature[4]) / 1e9
         return self._clock.time() - newest_seconds > _SETTLED_SECONDS
 
-    def _memo(self, identity: _Stat) -> Path | None:
+    def _memo(self, signature: Signature) -> Path | None:
         # Named by device and inode, so that a newer state of a file replaces the older one's memo.
-        return None if self._memo_dir is None else self._memo_dir / f"identity-{identity[0]:x}-{identity[1]:x}"
+        return None if self._memo_dir is None else self._memo_dir / f"identity-{signature[0]:x}-{signature[1]:x}"
 
-    def _recall(self, identity: _Stat) -> str | None:
-        memo = self._memo(identity)
-        if memo is None:
+    def _recall(self, signature: Signature) -> str | None:
+        memo = self._memo(signature)
+        note = None if memo is None else read_note(memo, _MAX_MEMO_BYTES)
+        if note is None:
             return None
-        try:
-            fd = os.open(memo, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            with os.fdopen(fd, "rb") as file:
-                status = os.fstat(fd)
-                # A memo that another user could have written could name any digest.
-                if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-                    return None
-                raw = file.read(_MAX_MEMO_BYTES)
-        except OSError:
-            return None
-        body, _, digest = raw.rpartition(b"\n")
-        if hashlib.sha256(body).hexdigest().encode() != digest:
-            return None
-        try:
-            stored, known = json.loads(body)
-        except (ValueError, TypeError):
-            return None
-        return known if stored == list(identity) and isinstance(known, str) and len(known) == 64 else None
+        match note.value:
+            case [list(stored), str(known)] if stored == list(signature) and len(known) == 64:
+                return known
+        return None
 
-    def _remember(self, identity: _Stat, known: str) -> None:
-        memo = self._memo(identity)
-        if memo is None:
-            return
-        body = json.dumps([identity, known]).encode()
-        # A machine without a writable folder only hashes once more in its next process.
-        with suppress(OSError):
-            memo.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fd, temp = tempfile.mkstemp(dir=memo.parent, prefix=".identity-")
-            try:
-                with os.fdopen(fd, "wb") as file:
-                    file.write(body + b"\n" + hashlib.sha256(body).hexdigest().encode())
-                Path(temp).replace(memo)
-            except BaseException:
-                with suppress(OSError):
-                    Path(temp).unlink()
-                raise
-
-
-def _identity(status: os.stat_result) -> _Stat:
-    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    def _remember(self, signature: Signature, known: str) -> None:
+        memo = self._memo(signature)
+        if memo is not None:
+            write_note(memo, [signature, known], _MAX_MEMO_BYTES)

@@ -1,30 +1,26 @@
 """Aliases: from a program's raw bytes to what its canonicalisation said, so that a warm look-up parses no MLIR.
 
-One small file each, named by all that the answer depends on, with a digest of its own. An alias that is damaged,
-foreign or cut short is absent, and the next `put` replaces it. Aliases are made by this machine for this user: they
+One note each (`notes`), named by all that the answer depends on. Aliases are made by this machine for this user: they
 are never fetched and never uploaded.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import stat
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from torchtpu_cache_core.clock import SYSTEM_CLOCK, Clock
+from torchtpu_cache_core.notes import TEMP_PREFIX, read_note, write_note
 
 ALIAS_VERSION: Final = 1
 _MAX_ALIAS_BYTES: Final = 256 << 10
 _SHARDS: Final = 256
 _PRUNE_EVERY: Final = 16
 _REFRESH_SECONDS: Final = 86_400.0
-_TEMP_PREFIX: Final = ".alias-"
 _TEMP_SECONDS: Final = 3600.0
 
 
@@ -56,40 +52,24 @@ class AliasStore:
     def get(self, name: str) -> dict[str, Any] | None:
         """The record under `name`, or None."""
         path = self._path(name)
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            with os.fdopen(fd, "rb") as file:
-                status = os.fstat(fd)
-                # Whoever could write here could choose which program's executable answers.
-                if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-                    return None
-                record = _decode(file.read(_MAX_ALIAS_BYTES + 1), name)
-                if record is not None and self._clock.time() - status.st_mtime > _REFRESH_SECONDS:
-                    now = self._clock.time()
-                    os.utime(fd, (now, now))
-                return record
-        except OSError:
+        note = read_note(path, _MAX_ALIAS_BYTES)
+        if note is None:
             return None
+        match note.value:
+            case {"alias": stored, "record": dict(record)} if stored == name:
+                now = self._clock.time()
+                if now - note.modified_seconds > _REFRESH_SECONDS:
+                    with suppress(OSError):  # it looks older than it is, and may go earlier
+                        os.utime(path, (now, now), follow_symlinks=False)
+                return record
+        return None
 
     def put(self, name: str, record: Mapping[str, Any]) -> None:
         """Stores `record`, a JSON object, under `name`; dropped where the disk does not take it."""
         path = self._path(name)
-        raw = _encode(name, record)
-        if len(raw) > _MAX_ALIAS_BYTES:
-            return
-        with suppress(OSError):
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fd, temp = tempfile.mkstemp(dir=path.parent, prefix=_TEMP_PREFIX)
-            try:
-                with os.fdopen(fd, "wb") as file:
-                    file.write(raw)
-                # Not synced: after a crash a torn file fails its digest, and is made again.
-                Path(temp).replace(path)
-            except BaseException:
-                with suppress(OSError):
-                    Path(temp).unlink()
-                raise
-            if int(name[2:4], 16) % _PRUNE_EVERY == 0:
+        written = write_note(path, {"alias": name, "record": dict(record)}, _MAX_ALIAS_BYTES)
+        if written and int(name[2:4], 16) % _PRUNE_EVERY == 0:
+            with suppress(OSError):  # the next prune finds what this one left
                 self._prune(path.parent)
 
     def _path(self, name: str) -> Path:
@@ -102,7 +82,7 @@ class AliasStore:
         for entry in os.scandir(shard):
             with suppress(OSError):
                 age_seconds = now - entry.stat(follow_symlinks=False).st_mtime
-                if entry.name.startswith(_TEMP_PREFIX):
+                if entry.name.startswith(TEMP_PREFIX):
                     if age_seconds > _TEMP_SECONDS:
                         Path(entry.path).unlink()
                 elif len(entry.name) == 64:
@@ -111,22 +91,3 @@ class AliasStore:
         for _, path in aliases[self._max_per_shard :]:
             with suppress(OSError):
                 Path(path).unlink()
-
-
-def _encode(name: str, record: Mapping[str, Any]) -> bytes:
-    body = json.dumps({"alias": name, "record": record}, sort_keys=True).encode()
-    return body + b"\n" + hashlib.sha256(body).hexdigest().encode()
-
-
-def _decode(raw: bytes, name: str) -> dict[str, Any] | None:
-    body, _, digest = raw.rpartition(b"\n")
-    if len(raw) > _MAX_ALIAS_BYTES or hashlib.sha256(body).hexdigest().encode() != digest:
-        return None
-    try:
-        stored = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(stored, dict) or stored.get("alias") != name:
-        return None
-    record = stored.get("record")
-    return record if isinstance(record, dict) else None

@@ -25,6 +25,7 @@ from torchtpu_cache_core.errors import (
     StoreRefused,
     StoreUnavailable,
 )
+from torchtpu_cache_core.identity import signature_of
 from torchtpu_cache_core.manifest import Attestation
 from torchtpu_cache_core.names import Key, Namespace
 from torchtpu_cache_core.paths import check_private_dir, ensure_private_dir
@@ -266,7 +267,7 @@ class DiskStore(Store):
         # Where it cannot be moved (a read-only file system), it is refused again by the next reader.
         try:
             found = self._files.lstat(path)
-            if status is not None and _identity(found) != _identity(status):
+            if status is not None and signature_of(found) != signature_of(status):
                 return False
             try:
                 self._quarantine.take(path, key, reason)
@@ -356,8 +357,3 @@ class DiskStore(Store):
         """What was set aside, oldest first. StoreError if it cannot be listed."""
         with translated("the quarantine could not be listed"):
             return self._quarantine.contents()
-
-
-def _identity(status: os.stat_result) -> tuple[int, ...]:
-    """Which file this is: inodes are used again at once, so more than the inode."""
-    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchtpu_cache_core.errors import Bypass
+from torchtpu_cache_core.identity import signature_of
 
 if TYPE_CHECKING:
     from torchtpu_cache_core.identity import FileIdentities
@@ -23,7 +24,7 @@ def mapped_file(library: Path) -> dict[str, Any] | None:
     """
     path = str(library.resolve())
     try:
-        signature = file_signature(path)
+        signature = _signature(path)
     except OSError:
         return None
     # Read after `stat`, so that a file replaced in between shows as deleted.
@@ -38,13 +39,11 @@ def mapped_sha256(mapped: object, identities: FileIdentities) -> str:
         case {"path": str(path), "stat": list(signature)}:
             try:
                 sha256 = identities.sha256(path)
-                return sha256 if file_signature(path) == signature else ""
+                return sha256 if _signature(path) == signature else ""
             except (Bypass, OSError):
                 return ""
     return ""
 
 
-def file_signature(path: Path | str) -> list[int]:
-    """What changes when a file is replaced or written. OSError where it cannot be looked at."""
-    found = Path(path).stat()
-    return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+def _signature(path: str) -> list[int]:
+    return list(signature_of(Path(path).stat()))

@@ -1,21 +1,19 @@
 """Remembers target descriptions on this machine, so that a warm hit loads no libtpu.
 
-One small file per (compiler, topology, environment), named by their digest: the SHA-256 of the rest as a hex line, then
-JSON. A memo that is absent, foreign, damaged or cannot be written costs one description, never an error.
+One note (`torchtpu_cache_core.notes`) per compiler, topology and environment, named by their digest. Where it is absent
+or cannot be written, that costs one description.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import stat
-import tempfile
 import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
+
+from torchtpu_cache_core.notes import read_note, write_note
 
 _VERSION: Final = 1
 """Changes with the parts that a description gives, so that an older release's memo is not taken for ours."""
@@ -50,37 +48,14 @@ class TargetMemo:
         asked = _asked(question)
         with self._lock:
             self._known[asked] = dict(parts)
-        if self._folder is None:
-            return
-        body = json.dumps({"question": asked, "parts": parts}, sort_keys=True).encode()
-        # Without a writable folder the next process describes the target again.
-        with contextlib.suppress(OSError):
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fd, temp = tempfile.mkstemp(dir=self._folder, prefix=".target-")
-            try:
-                with os.fdopen(fd, "wb") as file:
-                    file.write(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
-                Path(temp).replace(self._path(self._folder, asked))
-            except BaseException:
-                Path(temp).unlink(missing_ok=True)
-                raise
+        if self._folder is not None:
+            write_note(self._path(self._folder, asked), {"question": asked, "parts": parts}, _MAX_BYTES)
 
     def _read(self, asked: str) -> dict[str, str] | None:
-        if self._folder is None:
+        note = None if self._folder is None else read_note(self._path(self._folder, asked), _MAX_BYTES)
+        if note is None:
             return None
-        try:
-            fd = os.open(self._path(self._folder, asked), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            with os.fdopen(fd, "rb") as file:
-                found = os.fstat(fd)
-                # Who can write a memo can send a request to another target's entry.
-                if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-                    return None
-                digest, _, body = file.read(_MAX_BYTES).partition(b"\n")
-        except OSError:
-            return None
-        if hashlib.sha256(body).hexdigest().encode() != digest:
-            return None
-        match json.loads(body):
+        match note.value:
             case {"question": str(question), "parts": dict(parts)} if question == asked:
                 return {str(name): str(value) for name, value in parts.items()}
         return None

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from torchtpu_cache_core.errors import FailureKind, StoreError, StoreRefused, StoreUnavailable
+from torchtpu_cache_core.identity import signature_of
 from torchtpu_cache_core.stores.failures import store_error, translated
 from torchtpu_cache_core.stores.files import Files
 from torchtpu_cache_server.blobs.bucket import (
@@ -57,7 +58,7 @@ class _OpenFile(OpenObject):
         self._files = files
         self.descriptor: int | None = descriptor
         self.size_bytes = status.st_size
-        self.identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        self.identity = signature_of(status)
 
     def read_at(self, offset: int, size_bytes: int) -> bytes:
         if self.descriptor is None:

@@ -1,0 +1,78 @@
+"""Notes: small JSON files by which processes of one user spare each other work.
+
+What a note says decides which executable answers. So it is believed only where this user alone can have written it,
+and only whole: the file is JSON, a line feed, and the SHA-256 of that JSON in hex. Any other file is an absent note,
+which the next write replaces. No failure of the disk reaches the caller: without notes a look-up is slower and no less
+right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+TEMP_PREFIX: Final = ".note-"
+"""Begins the names of files being written; one that its writer left behind is the folder's owner's to collect."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A note that was read. `value` is whatever JSON holds: its form is the reader's to check."""
+
+    value: Any
+    modified_seconds: float
+
+
+def read_note(path: Path, max_bytes: int) -> Note | None:
+    """The note at `path`; None where there is none to believe, or it is over `max_bytes`."""
+    try:
+        # Not blocking: a pipe under the name must hold nobody.
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb") as file:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+                return None
+            raw = file.read(max_bytes + 1)
+    except OSError:
+        return None
+    body, _, digest = raw.rpartition(b"\n")
+    if len(raw) > max_bytes or hashlib.sha256(body).hexdigest().encode() != digest:
+        return None
+    try:
+        return Note(json.loads(body), status.st_mtime)
+    except (ValueError, RecursionError):
+        return None
+
+
+def write_note(path: Path, value: object, max_bytes: int) -> bool:
+    """Puts a note at `path`, in a folder that is made with mode 0700 where it is absent; False where that failed.
+
+    Args:
+        value: what JSON can hold. One that would be over `max_bytes` is not written.
+    """
+    body = json.dumps(value, sort_keys=True).encode()
+    raw = body + b"\n" + hashlib.sha256(body).hexdigest().encode()
+    if len(raw) > max_bytes:
+        return False
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd, temp = tempfile.mkstemp(dir=path.parent, prefix=TEMP_PREFIX)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(raw)
+            # Not synced: after a crash a torn file fails its digest, and is made again.
+            Path(temp).replace(path)
+        except BaseException:
+            with suppress(OSError):
+                Path(temp).unlink()
+            raise
+    except OSError:
+        return False
+    return True
