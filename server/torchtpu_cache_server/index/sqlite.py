@@ -1,8 +1,15 @@
-"""The index in one SQLite file: write-ahead log, one writing connection, a pool of reading ones."""
+"""The index in one SQLite file: write-ahead log, one writing connection, a pool of reading ones.
+
+Whether it was complete is told by a note beside it, written by a clean `close` and taken away, for good, by the next
+open: the file's own word could be an older one, after a power cut that lost the log or when somebody brought back an
+old copy. Note and file hold the same random token; a copy of the file alone meets no note, or another one's.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import secrets
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -65,6 +72,7 @@ class SqliteIndex(Index):
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._note = path.with_name(path.name + ".clean")
         self._lock = threading.RLock()  # guards the writer, the totals and a reset
         self._readers_lock = threading.Lock()  # guards _readers and _era; taken after _lock
         self._readers: list[sqlite3.Connection] = []
@@ -77,18 +85,35 @@ class SqliteIndex(Index):
             self._open()
 
     def _open(self) -> None:
+        token = self._take_note()
         self._writer = self._connect()
         try:
             with _guarded():
                 self._migrate()
-                self._complete = bool(self._fact("complete"))
-                # Until `close` says otherwise: a process that dies leaves it so, and the next one reconciles.
-                self._writer.execute("UPDATE facts SET value = 0 WHERE name = 'complete'")
+                self._complete = token != "" and self._fact("complete") == token
                 row = self._writer.execute("SELECT count(*), total(charged_bytes) FROM entries").fetchone()
                 self._totals = IndexTotals(row[0], int(row[1]))
         except BaseException:
             self._writer.close()
             raise
+
+    def _take_note(self) -> str:
+        """The token that a clean `close` left, or nothing; a process that dies from now on leaves none."""
+        with translated("the index's note could not be taken away"):
+            try:
+                token = self._note.read_text("ascii", errors="replace")
+                self._note.unlink()
+            except FileNotFoundError:
+                return ""
+            _sync(self._note.parent)
+        return token
+
+    def _leave_note(self, token: str) -> None:
+        with open(self._note, "x", encoding="ascii") as file:
+            file.write(token)
+            file.flush()
+            os.fsync(file.fileno())
+        _sync(self._note.parent)
 
     def _connect(self) -> sqlite3.Connection:
         with _guarded():
@@ -163,7 +188,7 @@ class SqliteIndex(Index):
                 f"SELECT {_COLUMNS} FROM entries WHERE namespace = ? AND key = ?",  # noqa: S608 - constant columns
                 (namespace, key),
             ).fetchone()
-        return None if row is None else _record(row)
+        return None if row is None else _record(row, namespace, key)
 
     def lookup_many(self, namespace: Namespace, keys: Sequence[Key]) -> dict[Key, Record]:
         found = {}
@@ -172,10 +197,10 @@ class SqliteIndex(Index):
                 batch = keys[start : start + _BATCH]
                 marks = ",".join("?" * len(batch))
                 for row in connection.execute(
-                    f"SELECT {_COLUMNS} FROM entries WHERE namespace = ? AND key IN ({marks})",  # noqa: S608
+                    f"SELECT {_COLUMNS}, key FROM entries WHERE namespace = ? AND key IN ({marks})",  # noqa: S608
                     (namespace, *batch),
                 ):
-                    record = _record(row)
+                    record = _record(row[:-1], namespace, row[-1])
                     found[record.manifest.key] = record
         return found
 
@@ -333,12 +358,16 @@ class SqliteIndex(Index):
         with self._lock:
             if self._closed:
                 return
+            token = secrets.token_hex(16) if self._complete else ""
             # Not being noted as complete only costs the next start a reconciliation.
             with contextlib.suppress(StoreError), self._writing() as connection:
-                connection.execute("UPDATE facts SET value = ? WHERE name = 'complete'", (int(self._complete),))
+                connection.execute("UPDATE facts SET value = ? WHERE name = 'complete'", (token,))
             self._closed = True
             self._drop_readers()
             self._writer.close()
+            if token:
+                with contextlib.suppress(OSError):
+                    self._leave_note(token)
 
 
 @contextlib.contextmanager
@@ -356,9 +385,20 @@ def _guarded() -> Iterator[None]:
         raise StoreUnavailable(f"the index did not answer: {error}", FailureKind.IO) from error
 
 
-def _record(row: tuple[Any, ...]) -> Record:
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _record(row: tuple[Any, ...], namespace: str | None = None, key: str | None = None) -> Record:
+    """A row's record; IndexCorrupt unless it is one, and of that name where one is given."""
     try:
         manifest = Manifest.from_bytes(row[0])
+        if namespace is not None and (manifest.namespace, manifest.key) != (namespace, key):
+            raise ValueError("it stands under another name")
         return Record(
             manifest=manifest,
             executable_bytes=int(row[1]),

@@ -164,6 +164,34 @@ def test_complete_survives_only_a_clean_end(path: Path) -> None:
     third.close()
 
 
+def test_an_older_file_is_not_believed(path: Path) -> None:
+    """One that a power cut has left without its log, or that somebody brought back from a copy."""
+    index = SqliteIndex(path)
+    index.record(_record(1))
+    index.set_complete(True)
+    index.close()
+    older = path.read_bytes()
+    second = SqliteIndex(path)
+    second.remove(_NS, _key(1))
+    without_log = path.with_name("cut.sqlite")
+    without_log.write_bytes(path.read_bytes())
+    second.close()
+    path.write_bytes(older)
+    for opened in (SqliteIndex(path), SqliteIndex(without_log)):
+        assert opened.lookup(_NS, _key(1)) == _record(1)
+        assert not opened.complete
+        opened.close()
+
+
+def test_a_record_under_another_name_is_damage(index: SqliteIndex) -> None:
+    index.record(_record(1))
+    index._writer.execute("UPDATE entries SET key = ?", (_key(2),))
+    with pytest.raises(IndexCorrupt):
+        index.lookup(_NS, _key(2))
+    with pytest.raises(IndexCorrupt):
+        index.lookup_many(_NS, [_key(2)])
+
+
 @pytest.mark.parametrize("content", [b"garbage" * 1000, bytes(8192), b"SQLite format 3\0" + b"\xff" * 5000])
 def test_a_bad_file_is_set_aside(path: Path, content: bytes) -> None:
     path.write_bytes(content)
