@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -238,3 +240,40 @@ def test_a_tpu_target_without_a_tpu(tmp_path: Path, module: Path) -> None:
     again = ttc(*common).json
     assert again["tier"] == "disk"
     assert again["executable_bytes"] > 50_000
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MB with nothing left on it."""
+    mount = tmp_path / "full"
+    mount.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "none", str(mount)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"capability: this user cannot mount a small file system ({done.stderr.strip()})")
+    try:
+        (mount / "cache").mkdir(mode=0o700)
+        with (mount / "theirs").open("wb") as file, contextlib.suppress(OSError):
+            while True:
+                file.write(b"x" * 65536)
+                file.flush()
+        yield mount
+    finally:
+        subprocess.run(["umount", str(mount)], check=True)
+
+
+def test_a_full_disk_costs_the_entry_and_not_the_compile(full_disk: Path, module: Path) -> None:
+    answer = ttc("compile", module, "--json", "--cache-dir", full_disk / "cache")
+    assert answer.code == 0, answer.err
+    assert answer.json["tier"] == "compiled"
+    assert "full" in answer.err or "No space left" in answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_no_room_for_the_executable_is_one_sentence_and_leaves_nothing(
+    full_disk: Path, tmp_path: Path, module: Path
+) -> None:
+    answer = ttc("compile", module, "--json", "--out", full_disk / "cache", "--cache-dir", tmp_path / "cache")
+    assert answer.code == 1
+    assert "No space left" in answer.json["error"]
+    assert list((full_disk / "cache").iterdir()) == []
