@@ -12,16 +12,17 @@ from typing import Final
 
 from torchtpu_cache_core.clock import SYSTEM_CLOCK, Clock
 from torchtpu_cache_core.closing import Closing
-from torchtpu_cache_core.entry import Entry, Header, Verifier
-from torchtpu_cache_core.errors import CorruptEntry, CorruptReason, StoreError, StoreUnavailable
+from torchtpu_cache_core.entry import Entry, Header
+from torchtpu_cache_core.errors import CorruptEntry, StoreError, StoreUnavailable
 from torchtpu_cache_core.manifest import Manifest
 from torchtpu_cache_core.names import Digest, Key, KeyPrefix, Namespace
 from torchtpu_cache_core.store import PutStatus, StoreStats
 from torchtpu_cache_core.wire import Found, Page
 from torchtpu_cache_server.admission import Admission, Limits
-from torchtpu_cache_server.blobs.bucket import Bucket, OpenObject
+from torchtpu_cache_server.blobs.bucket import Bucket, OpenObject, Staged
 from torchtpu_cache_server.blobs.layout import blob_name
 from torchtpu_cache_server.catalog import Catalog
+from torchtpu_cache_server.incoming import Incoming
 from torchtpu_cache_server.index.base import EntryName, Index, Record
 
 _log = logging.getLogger(__name__)
@@ -209,6 +210,10 @@ class Service(Closing):
             return None
         return record.manifest
 
+    def check_size(self, size_bytes: int) -> None:
+        """EntryTooLarge if an entry of that size can never be taken."""
+        self._admission.check_size(size_bytes)
+
     def receive(self, namespace: Namespace, key: Key, digest: Digest, size_bytes: int) -> Incoming:
         """Begins to take in an entry of exactly that digest and size. The caller closes what it gets.
 
@@ -217,7 +222,25 @@ class Service(Closing):
             StoreFull: no room could be made.
             StoreError: anything else.
         """
-        return Incoming(self, namespace, key, digest, size_bytes)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._admission.reserve(size_bytes))
+            staged = stack.enter_context(self.bucket.stage(blob_name(digest)))
+            return Incoming(
+                key,
+                digest,
+                size_bytes,
+                max_entry_bytes=self.limits.max_entry_bytes,
+                staged=staged,
+                publish=lambda header: self._publish(namespace, header, digest, size_bytes, staged),
+                held=stack.pop_all(),
+            )
+
+    def _publish(
+        self, namespace: Namespace, header: Header, digest: Digest, size_bytes: int, staged: Staged
+    ) -> tuple[PutStatus, Manifest]:
+        status, record = self.catalog.publish(namespace, header, digest, size_bytes, staged)
+        self._hot.drop(record.name)
+        return status, record.manifest
 
     def put(self, namespace: Namespace, entry: Entry) -> tuple[PutStatus, Manifest]:
         """Publishes a whole entry. Errors as in `receive` and `Incoming.commit`."""
@@ -312,93 +335,3 @@ class Service(Closing):
         if closed:
             self._evicted()
             _log.info("evicted %s of %s", record.manifest.key.short, record.manifest.namespace)
-
-    def check_size(self, size_bytes: int) -> None:
-        """EntryTooLarge if an entry of that size can never be taken."""
-        self._admission.check_size(size_bytes)
-
-    def reserve(self, size_bytes: int) -> contextlib.AbstractContextManager[None]:
-        """Room for one entry; see `Admission.reserve`."""
-        return self._admission.reserve(size_bytes)
-
-    def committed(self, name: EntryName) -> None:
-        """A publish changed what stands under a name."""
-        self._hot.drop(name)
-
-
-class Incoming(Closing):
-    """An entry that is arriving: checked and hashed on its way to the disk, invisible until `commit`.
-
-    Calls from several threads run one after another: a request that is cancelled while a thread still feeds may close
-    at once, and no write meets a descriptor that was given back. Closing returns room and temporary file in every case.
-    """
-
-    def __init__(self, service: Service, namespace: Namespace, key: Key, digest: Digest, size_bytes: int) -> None:
-        self._service = service
-        self._namespace = namespace
-        self._key = key
-        self._digest = digest
-        self._size_bytes = size_bytes
-        self._received_bytes = 0
-        self._lock = threading.Lock()  # guards the temporary file and all above
-        self._closed = False
-        self._verifier = Verifier(service.limits.max_entry_bytes)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(service.reserve(size_bytes))
-            self._staged = stack.enter_context(service.bucket.stage(blob_name(digest)))
-            self._stack = stack.pop_all()
-
-    def feed(self, data: bytes | memoryview) -> None:
-        """Takes the next piece.
-
-        Raises:
-            CorruptEntry: it cannot become the entry that was announced.
-            StoreError: it could not be written.
-        """
-        with self._lock:
-            self._check_open()
-            self._received_bytes += len(data)
-            if self._received_bytes > self._size_bytes:
-                raise CorruptEntry(CorruptReason.LENGTH, "longer than announced")
-            before = self._verifier.header
-            self._verifier.feed(data)
-            if before is None and (header := self._verifier.header) is not None:
-                self._check_header(header)
-            self._staged.write(data)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise StoreUnavailable("the upload was given up")
-
-    def _check_header(self, header: Header) -> None:
-        if header.key != self._key:
-            raise CorruptEntry(CorruptReason.KEY, "the entry is of another key than the one it was sent to")
-        declared = self._verifier.frame.entry_bytes
-        if declared > self._size_bytes:
-            raise CorruptEntry(CorruptReason.SHORT, "the entry declares more bytes than were announced")
-        if declared < self._size_bytes:
-            raise CorruptEntry(CorruptReason.LENGTH, "the entry declares fewer bytes than were announced")
-
-    def commit(self) -> tuple[PutStatus, Manifest]:
-        """Publishes what was received; a key that has an entry keeps it.
-
-        Raises:
-            CorruptEntry: it is cut short, or its digest is not the announced one.
-            StoreError: it could not be published.
-        """
-        with self._lock:
-            self._check_open()
-            header, digest = self._verifier.finish()
-            if digest != self._digest:
-                raise CorruptEntry(CorruptReason.DIGEST, "the bytes do not have the announced digest")
-            status, record = self._service.catalog.publish(
-                self._namespace, header, digest, self._size_bytes, self._staged
-            )
-        self._service.committed(record.name)
-        return status, record.manifest
-
-    def close(self) -> None:
-        """Closing twice is harmless."""
-        with self._lock:
-            self._closed = True
-            self._stack.close()

@@ -19,6 +19,7 @@ from torchtpu_cache_core.testing.faults import Fault
 from torchtpu_cache_server.admission import Limits
 from torchtpu_cache_server.blobs.files import BucketFiles, FileBucket
 from torchtpu_cache_server.blobs.layout import blob_name, manifest_name, tombstone_name
+from torchtpu_cache_server.incoming import Incoming
 from torchtpu_cache_server.index.sqlite import SqliteIndex
 from torchtpu_cache_server.service import Service
 from torchtpu_cache_server.upkeep import UNUSED_BLOB_SECONDS, Upkeep, collect, reconcile
@@ -235,10 +236,15 @@ def test_room_is_made_and_bounded(tmp_path: Path) -> None:
             service.put(DEFAULT_NAMESPACE, entry_for(f"room {i}"))
         assert service.stats().entries == 3
         assert len(evicted) == 7
-        with service.reserve(1000), service.reserve(1000), service.reserve(1000):
+
+        def arriving(name: str) -> Incoming:
+            entry = entry_for(name)
+            return service.receive(DEFAULT_NAMESPACE, entry.key, entry.digest, entry.size_bytes)
+
+        with arriving("first"), arriving("second"), arriving("third"):
             assert service.stats().entries == 0
-            with pytest.raises(StoreFull), service.reserve(1000):
-                pass
+            with pytest.raises(StoreFull):
+                arriving("one too many")
         service.index.set_complete(False)
         service.put(DEFAULT_NAMESPACE, entry_for("while in doubt"))
 
