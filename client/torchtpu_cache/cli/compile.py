@@ -189,7 +189,8 @@ def _progress(total: int, quiet: bool) -> Iterator[Callable[[int, str, float], N
     with screen.status("") as line:
 
         def show(index: int, name: str, seconds: float) -> None:
-            compiling = f"  compiling for {human_seconds(seconds)}" if seconds else ""
+            minutes, rest = divmod(round(seconds), 60)
+            compiling = f"  compiling {minutes}:{rest:02d}" if seconds else ""
             line.update(f"[{index + 1}/{total}] {name}{compiling}")
 
         yield show
