@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from torchtpu_cache_core.clock import Clock
-from torchtpu_cache_core.entry import PREFIX, Frame, Header, Verifier, canonical_json
+from torchtpu_cache_core.entry import PREFIX, Frame, Header, Verifier
 from torchtpu_cache_core.errors import (
     CorruptEntry,
     CorruptReason,
@@ -24,6 +24,7 @@ from torchtpu_cache_core.errors import (
     StoreRefused,
     StoreUnavailable,
 )
+from torchtpu_cache_core.jsontext import canonical_json
 from torchtpu_cache_core.manifest import MAX_MANIFEST_BYTES, Manifest
 from torchtpu_cache_core.names import Digest, Key, Namespace
 from torchtpu_cache_core.store import PutStatus
@@ -325,9 +326,12 @@ class Catalog:
         raise StoreUnavailable("the manifest lost to other writers again and again")
 
     def _set_aside(self, record: Record) -> None:
-        with self._blobs.hold(record.manifest.digest):
-            # Other entries that name these bytes are found bad in their turn.
-            self._bucket.set_aside(blob_name(record.manifest.digest))
+        digest = record.manifest.digest
+        with self._blobs.hold(digest):
+            # A put of the same bytes elsewhere may have replaced the bad ones meanwhile, and its entry needs them.
+            # Other entries that name bad bytes are found bad in their turn.
+            if not self._is_sound(digest, record.manifest.size_bytes):
+                self._bucket.set_aside(blob_name(digest))
         self._close(record, "corrupt")
 
     def _close(self, record: Record, reason: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from typing import Final
 
@@ -78,13 +79,18 @@ class Upkeep:
         self._interval_seconds = interval_seconds
         self._collect_seconds = collect_seconds
         self._next_collection = service.clock.monotonic() + collect_seconds
+        self._is_first = True
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self.loop, args=(self._stop,), name="upkeep", daemon=True)
 
     def run_once(self, stop: threading.Event | None = None) -> None:
         """One round; StoreError where a part of it failed, which the next round tries again."""
         self._service.flush_touches()
+        first, self._is_first = self._is_first, False
         if not self._service.index.complete:
+            if first and self._service.bucket.capabilities.exclusive:
+                # A process that died left the index so, and perhaps large uploads half-written, whatever their age.
+                self._service.bucket.collect_leftovers(math.inf)
             reconcile(self._service, stop)
         if self._service.clock.monotonic() >= self._next_collection:
             self._next_collection = self._service.clock.monotonic() + self._collect_seconds

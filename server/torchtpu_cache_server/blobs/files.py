@@ -11,6 +11,7 @@ import contextlib
 import errno
 import itertools
 import os
+import re
 import secrets
 import stat
 import threading
@@ -35,6 +36,7 @@ from torchtpu_cache_server.blobs.bucket import (
 from torchtpu_cache_server.blobs.layout import BLOBS, PROBES, ObjectName
 
 _TEMPORARY: Final = ".writing-"
+_PROBE: Final = re.compile(r"[0-9a-f]{16}-[0-9]+")
 _QUARANTINE: Final = "quarantine"
 _MAX_QUARANTINED: Final = 32
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
@@ -237,10 +239,11 @@ class FileBucket(Bucket):
 
     def collect_leftovers(self, before_seconds: float) -> int:
         removed = 0
-        own = f"{_TEMPORARY}{self._token}-"
+        probes = str(self._root / PROBES.rstrip("/"))
         for folder, _, files in os.walk(self._root):
             for file in files:
-                if not file.startswith(_TEMPORARY) or file.startswith(own):
+                is_ours = file.startswith(_TEMPORARY) or (folder == probes and _PROBE.fullmatch(file))
+                if not is_ours or self._token in file:
                     continue
                 path = Path(folder, file)
                 # One that vanishes or cannot be removed is tried again in the next round.

@@ -265,6 +265,38 @@ def test_too_large_names_its_limit(tmp_path: Path) -> None:
         assert caught.value.limit_bytes == 1000
 
 
+def test_what_a_killed_process_left_goes_at_the_next_start(tmp_path: Path) -> None:
+    """However young: a service that dies every few minutes must not fill its disk with halves of uploads."""
+    place = tmp_path / "data"
+    with _open(place) as service:
+        service.put(DEFAULT_NAMESPACE, _ENTRY)
+    with _open(place) as service:
+        half = service.bucket.path(blob_name(_ENTRY.digest)).with_name(".writing-0123-4")  # type: ignore[attr-defined]
+        half.touch()
+        upkeep = Upkeep(service)
+        with service.bucket.stage(blob_name(_ENTRY.digest)):
+            own = set(half.parent.glob(".writing-*")) - {half}
+            upkeep.run_once()
+            assert set(half.parent.glob(".writing-*")) == own
+        half.touch()
+        service.index.set_complete(False)
+        upkeep.run_once()
+        assert half.exists()  # by age from now on
+
+
+def test_bad_bytes_that_a_put_has_replaced_meanwhile_are_not_set_aside(service: Service) -> None:
+    service.put(DEFAULT_NAMESPACE, _ENTRY)
+    path = service.bucket.path(blob_name(_ENTRY.digest))  # type: ignore[attr-defined]
+    path.write_bytes(bytes(path.stat().st_size))
+    record = service.find(*_NAME)
+    assert record is not None
+    with service.catalog.blob_of(record.manifest) as blob, pytest.raises(CorruptEntry) as caught:
+        service.catalog.verify(record, blob)
+    assert service.put(_OTHER, _ENTRY)[0] is PutStatus.CREATED
+    assert service.catalog.condemn(record, caught.value)
+    assert _read(service, _OTHER) == bytes(_ENTRY.buffer)
+
+
 def test_a_round_of_upkeep_mends_the_index_and_a_bad_one_ends_nothing(tmp_path: Path) -> None:
     files = FaultyBucketFiles()
     with _open(tmp_path / "data", files) as service:

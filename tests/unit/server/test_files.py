@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import socket
 import threading
@@ -180,6 +181,18 @@ def test_what_is_foreign_is_neither_served_nor_touched(bucket: FileBucket, tmp_p
     assert list(bucket.list("entries/")) == []
     assert path.lstat() == before
     assert target.read_text() == "precious"
+
+
+def test_a_probe_that_a_dead_process_left_goes_too(bucket: FileBucket) -> None:
+    probe, foreign = bucket.path(ObjectName("probes/0123456789abcdef-0")), bucket.path(ObjectName("probes/foreign"))
+    probe.parent.mkdir()
+    probe.touch()
+    foreign.touch()
+    bucket.create_bytes(_NAME, b"kept")
+    assert bucket.collect_leftovers(math.inf) == 1
+    assert not probe.exists()
+    assert foreign.exists()
+    assert bucket.head(_NAME) is not None
 
 
 def test_leftovers_of_the_dead_go_by_age(bucket: FileBucket) -> None:
