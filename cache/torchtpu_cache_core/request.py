@@ -129,6 +129,18 @@ class ResolvedRequest:
     key: Key
     components: tuple[Component, ...]
 
+    def check_files(self) -> None:
+        """Refuses to publish what was compiled while the files that its flags and options name were changed.
+
+        Raises:
+            Bypass: one has another content now than the key says.
+        """
+        request = self.request
+        request.environment.check_files()
+        options = options_components(request.options, position_independent=request.target.position_independent)
+        if not set(options) <= set(self.components):
+            raise Bypass("environment_changed", "a file that an option names changed during the compile")
+
 
 def resolve(request: Request, resolver: ProgramResolver) -> ResolvedRequest:
     """The key of a request.

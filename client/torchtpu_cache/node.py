@@ -386,6 +386,12 @@ class Node:
             self.counters.not_published("compiler_changed")
             return None
         try:
+            resolved.check_files()
+        except Bypass as bypass:
+            _log.warning("%s; the result is used and not stored", bypass.detail)
+            self.counters.not_published(bypass.reason)
+            return None
+        try:
             entry = Entry.build(
                 compiled.executable,
                 key=resolved.key,

@@ -28,6 +28,9 @@ from torchtpu_cache_core.key import Component
 _XLA_ROADS: Final = ("XLA_FLAGS", "TF_XLA_FLAGS")
 _INIT_ARGS_ROAD: Final = "LIBTPU_INIT_ARGS"
 _ARGV_ROAD: Final = "argv"
+_PLUGIN_ROAD: Final = "plugin"
+_EXTRA_ROAD: Final = "extra"
+_GIVEN_ROADS: Final = (f"{_PLUGIN_ROAD}.", f"{_EXTRA_ROAD}.")
 
 _MAX_SHOWN: Final = 128  # of seven groups, beside options and target, in a key of 1,024 components
 _VARIABLE: Final = re.compile(r"[A-Za-z0-9_]{1,200}")  # no dot, which stands between a road and its flag
@@ -47,6 +50,7 @@ class Environment:
         roads: flags by road, in the order in which the later one wins.
         parts: sorted (name, canonical value) pairs of which each is a component `env.<name>`.
         taken: the same variables as they were given, for `check_unchanged`.
+        argv: the command line as it was given, for `check_files`.
         unidentified: why these surroundings have no components, as reason and detail of a Bypass; else empty.
     """
 
@@ -54,6 +58,7 @@ class Environment:
     roads: tuple[tuple[str, Flags], ...]
     parts: tuple[tuple[str, str], ...]
     taken: tuple[tuple[str, str], ...]
+    argv: tuple[str, ...] = ()
     unidentified: tuple[str, ...] = ()
 
     @classmethod
@@ -102,13 +107,14 @@ class Environment:
         plain = {n: v for n, v in taken if n not in (*_XLA_ROADS, _INIT_ARGS_ROAD)}
         parts |= _shown("variables", {name: file_value(name, value) for name, value in plain.items()}, _VARIABLE)
         kept = {n: canonical_value(v) for n, v in plugin_options.items() if n not in DROPPED_PLUGIN_OPTIONS}
-        parts |= _road_parts("plugin", kept)
-        parts |= _road_parts("extra", {name: canonical_value(value) for name, value in extras.items()})
+        parts |= _road_parts(_PLUGIN_ROAD, kept)
+        parts |= _road_parts(_EXTRA_ROAD, {name: canonical_value(value) for name, value in extras.items()})
         return cls(
             variables=tuple(sorted(variables.items())),
             roads=tuple(roads),
             parts=tuple(sorted(parts.items())),
             taken=taken,
+            argv=tuple(argv),
         )
 
     def components(self) -> list[Component]:
@@ -141,6 +147,17 @@ class Environment:
         changed = sorted(name for name in now.keys() | then.keys() if now.get(name) != then.get(name))
         if changed:
             raise Bypass("environment_changed", f"{', '.join(changed)} changed after the compiler was set up")
+
+    def check_files(self) -> None:
+        """Refuses what was compiled while the files that variables and flags name were changed: nobody can tell which
+        content the compiler saw.
+
+        Raises:
+            Bypass: a file now has another content than at the snapshot, or cannot be read any more.
+        """
+        now = Environment.snapshot(dict(self.taken), self.argv)
+        if now.parts != tuple(part for part in self.parts if not part[0].startswith(_GIVEN_ROADS)):
+            raise Bypass("environment_changed", "a file that a flag names changed during the compile")
 
 
 def _relevant(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

@@ -2,9 +2,9 @@
 
 XLA_FLAGS follows XLA's own reader (xla/parse_flags_from_env.cc): a flag is `-` and what follows up to white space; a
 value may stand in single quotes, or in double quotes with backslash escapes; reading ends at the first word without a
-`-`. LIBTPU_INIT_ARGS and the command line are read by absl, whose flags may also take the next word as their value;
-what quoting libtpu undoes is not known. So there the order is given up only where every flag has its `=`, and nothing
-is unquoted.
+`-`. LIBTPU_INIT_ARGS, which libtpu splits at blanks alone (a tab or a line's end is a part of a value), and the command
+line are read by absl, whose flags may also take the next word as their value; what quoting libtpu undoes is not known.
+So there the order is given up only where every flag has its `=`, and nothing is unquoted.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torchtpu_cache_core.canonical.rules import DROPPED_FLAGS, ORDERED_FLAGS
 from torchtpu_cache_core.errors import Bypass
 
 _WHITE: Final = " \t\r\n"
+_ASCII_WHITE: Final = " \t\r\n\f\v"
 _NAME: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
 _MAX_FLAGS: Final = 4096
 _MAX_NESTED_FILES: Final = 4
@@ -156,7 +157,7 @@ def parse_init_args(text: str) -> Flags:
     Raises:
         Bypass: a flag file cannot be read, or flags come out of further environment variables (`--fromenv`).
     """
-    flags, ordered = _absl(text.split(), lambda word: True, 0)
+    flags, ordered = _absl([word for word in text.split(" ") if word], lambda word: True, 0)
     if len(flags) > _MAX_FLAGS or any(c in text for c in "'\"\\"):
         # Whether and how quotes are undone there is not known; the text as it stands tells all cases apart.
         return Flags(tuple(flags), rest=text, ordered=True)
@@ -217,7 +218,8 @@ def _flag_files(names: str, is_ours: Callable[[str], bool], depth: int) -> tuple
     ordered = False
     for name in names.split(","):
         text = read_flag_file(_FLAG_FILE, name).decode("utf-8", errors="surrogateescape")
-        lines = [line.strip() for line in text.splitlines()]
+        # As absl splits and strips: what else Python takes for a line's end or for white space is a part of a value.
+        lines = [line.strip(_ASCII_WHITE) for line in text.split("\n")]
         words = [line for line in lines if line and not line.startswith("#") and is_ours(line)]
         nested, nested_ordered = _absl(words, is_ours, depth + 1)
         flags += nested

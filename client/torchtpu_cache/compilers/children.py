@@ -6,10 +6,13 @@ initialises. Its environment is this process's own, with the code-relevant varia
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from torchtpu_cache.compilers.base import Progress
@@ -47,6 +50,16 @@ def child_environ(environ: Mapping[str, str], environment: Environment, extra: M
     # `python -m` would import from the working directory first, whatever lies there.
     child["PYTHONSAFEPATH"] = "1"
     return child
+
+
+def served(library: Path, compiler: str, environment: Environment) -> str:
+    """Names what a child has taken in for good when it starts: the compiler's file, and the files that flags name.
+
+    Args:
+        compiler: SHA-256 of the library; empty where it has no identity.
+    """
+    seen = json.dumps([str(library), compiler, environment.parts])
+    return hashlib.sha256(seen.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def check_options(options: bytes) -> None:
@@ -95,7 +108,7 @@ class ChildPool:
 
         Args:
             environ: the child's whole environment.
-            compiler: names the compiler's file and content, so that a child outlives no replaced package.
+            compiler: what `served` gives, so that a child outlives no replaced package or flag file.
 
         Raises:
             CompilerCrashed: the child died or overran its deadline; the next call starts another.

@@ -21,7 +21,7 @@ from torchtpu_cache.compilers.base import (
     Loaded,
     Progress,
 )
-from torchtpu_cache.compilers.children import ChildPool, check_options, child_environ
+from torchtpu_cache.compilers.children import ChildPool, check_options, child_environ, served
 from torchtpu_cache.compilers.cpu_loaded import CpuLoaded
 from torchtpu_cache.compilers.mapped import mapped_file, mapped_sha256
 from torchtpu_cache.compilers.messages import shorten
@@ -84,7 +84,7 @@ class CpuCompiler(Compiler):
         found = jaxlib_cpu.installation()
         answer, executable = self._pool.call(
             child_environ(self._environ, request.environment, {}),
-            f"{found.library} {dict(request.target.parts).get('compiler', '')}",
+            served(found.library, dict(request.target.parts).get("compiler", ""), request.environment),
             {
                 "library": str(found.library),
                 "device_count": _device_count(request.options, request.environment),

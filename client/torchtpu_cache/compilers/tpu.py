@@ -21,7 +21,7 @@ from torchtpu_cache.compilers.base import (
     Loaded,
     Progress,
 )
-from torchtpu_cache.compilers.children import ChildPool, check_options, child_environ
+from torchtpu_cache.compilers.children import ChildPool, check_options, child_environ, served
 from torchtpu_cache.compilers.mapped import mapped_sha256
 from torchtpu_cache.compilers.memo import TargetMemo
 from torchtpu_cache.compilers.messages import shorten
@@ -123,12 +123,15 @@ class TpuCompiler(Compiler):
             )
         library = find_library(self._environ)
         compiler = self._identities.sha256(library)
-        # A variable of libtpu may change what a name stands for, so the environment is a part of the question.
-        question = [compiler, name, *(f"{variable}={value}" for variable, value in environment.variables)]
-        parts = self._memo.get(question)
+        # A variable or flag of libtpu may change what a name stands for, so the environment is a part of the question.
+        surroundings = (*environment.variables, *environment.parts)
+        question = [compiler, name, *(f"{part}={value}" for part, value in surroundings)]
+        # Without an identity it does not say all that the answer depends on.
+        parts = None if environment.unidentified else self._memo.get(question)
         if parts is None:
             parts = self._describe(name, library, compiler, environment)
-            self._memo.put(question, parts)
+            if not environment.unidentified:
+                self._memo.put(question, parts)
         return Target.of(name, {**parts, "compiler": compiler})
 
     def compile(self, request: Request, *, progress: Progress | None = None) -> Compiled:
@@ -137,7 +140,7 @@ class TpuCompiler(Compiler):
         library = find_library(self._environ)
         answer, executable = self._pool.call(
             self._child_environ(request.environment),
-            f"{library} {dict(request.target.parts).get('compiler', '')}",
+            served(library, dict(request.target.parts).get("compiler", ""), request.environment),
             {
                 "op": "compile",
                 "library": str(library),
@@ -169,7 +172,7 @@ class TpuCompiler(Compiler):
     def _describe(self, name: str, library: Path, compiler: str, environment: Environment) -> dict[str, str]:
         answer, _ = self._pool.call(
             self._child_environ(environment),
-            f"{library} {compiler}",
+            served(library, compiler, environment),
             {"op": "describe", "library": str(library), "topology": name},
             deadline_seconds=_DESCRIBE_SECONDS,
         )

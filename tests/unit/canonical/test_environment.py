@@ -120,6 +120,22 @@ def test_a_change_after_the_snapshot_bypasses() -> None:
         assert caught.value.reason == "environment_changed"
 
 
+@pytest.mark.parametrize("environ", [{"XLA_FLAGS": "{}"}, {"LIBTPU_INIT_ARGS": "--flagfile={}"}, {"TPU_X": "{}"}])
+def test_a_file_that_changes_after_the_snapshot_bypasses(tmp_path: Path, environ: dict[str, str]) -> None:
+    flags = tmp_path / "flags"
+    flags.write_text("--xla_a=1")
+    given = {"plugin_options": {"a": 1}, "extras": {"b": 2}}
+    environment = taken({name: value.format(flags) for name, value in environ.items()}, **given)
+    environment.check_files()
+    flags.write_text("--xla_a=2")
+    with pytest.raises(Bypass) as caught:
+        environment.check_files()
+    assert caught.value.reason == "environment_changed"
+    flags.unlink()
+    with pytest.raises(Bypass):
+        environment.check_files()
+
+
 def test_a_variable_cannot_pose_as_a_flag() -> None:
     assert taken({"XLA_FLAGS.xla_a": "1"}).components() != taken({"XLA_FLAGS": "--xla_a=1"}).components()
 

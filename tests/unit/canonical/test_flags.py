@@ -44,6 +44,16 @@ def test_xla_reader(text: str, flags: list[tuple[str, str | None]], rest: str) -
     assert parsed.rest == rest
 
 
+@pytest.mark.parametrize("white", ["\t", "\n", "\x1f", "\x85", "\xa0", "\u2028"])
+def test_libtpu_splits_at_blanks_alone(white: str, tmp_path: Path) -> None:
+    """What else is white is a part of the value, so the flag behind it is none."""
+    assert init(f"--xla_a=x{white}--xla_b=y") == {"xla_a": f"x{white}--xla_b=y"}
+    if white not in "\t\n":
+        (tmp_path / "flags").write_text(f"--xla_a=x{white}--xla_b=y\n", encoding="utf-8")
+        found = init(f"--flagfile={tmp_path / 'flags'}")
+        assert found == {"xla_a": f"x{white}--xla_b=y"}
+
+
 @pytest.mark.parametrize("read", [xla, init])
 def test_order_of_different_flags_has_no_meaning(read: object) -> None:
     assert callable(read)

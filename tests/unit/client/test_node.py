@@ -5,14 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from support.fakes import FailingStore, FakeCompiler, RawResolver, request, target
+from torchtpu_cache.compilers.base import Compiled
 from torchtpu_cache.counters import Tier
 from torchtpu_cache.node import Node
 from torchtpu_cache.spool import Spool
+from torchtpu_cache_core.canonical.wire import length_field
 from torchtpu_cache_core.config import Mode
 from torchtpu_cache_core.entry import Entry
 from torchtpu_cache_core.errors import (
@@ -27,7 +30,7 @@ from torchtpu_cache_core.errors import (
     StoreUnavailable,
 )
 from torchtpu_cache_core.names import Key
-from torchtpu_cache_core.request import resolve
+from torchtpu_cache_core.request import Request, resolve
 from torchtpu_cache_core.store import Store
 from torchtpu_cache_core.stores.memory import MemoryStore
 
@@ -217,6 +220,31 @@ def test_a_changed_compiler_is_used_and_not_published() -> None:
     assert under_test.get_or_compile(request(), compiler).tier is Tier.COMPILED
     assert memory.stats().entries == 0
     assert under_test.counters.snapshot()["not_published"] == {"compiler_changed": 1}
+
+
+@pytest.mark.parametrize("named_by", ["flag", "option"])
+def test_a_flag_file_that_changes_during_the_compile_is_not_published(tmp_path: Path, named_by: str) -> None:
+    flags = tmp_path / "flags"
+    flags.write_text("--xla_a=1")
+
+    class Slow(FakeCompiler):
+        def compile(self, request: Request, *, progress: Callable[[float], None] | None = None) -> Compiled:
+            flags.write_text(f"--xla_a={len(self.calls) // 2}")
+            return super().compile(request, progress=progress)
+
+    def asked() -> Request:
+        if named_by == "flag":
+            return request(environ={"LIBTPU_INIT_ARGS": f"--flagfile={flags}"})
+        value = length_field(2, length_field(1, str(flags).encode()))
+        return replace(request(), options=length_field(7, length_field(1, b"xla_a_file") + value))
+
+    memory = memory_store()
+    under_test, compiler = node(memory=memory), Slow()
+    under_test.get_or_compile(asked(), compiler)
+    assert memory.stats().entries == 0
+    assert under_test.counters.snapshot()["not_published"] == {"environment_changed": 1}
+    under_test.get_or_compile(asked(), compiler)  # the same content as at its snapshot
+    assert memory.stats().entries == 1
 
 
 def test_a_compile_error_reaches_the_caller_and_is_never_an_answer() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from torchtpu_cache.compilers.children import ChildPool, check_options, child_environ, ticking
+from torchtpu_cache.compilers.children import ChildPool, check_options, child_environ, served, ticking
 from torchtpu_cache_core.canonical.environment import Environment
 from torchtpu_cache_core.canonical.options import encode_options
 from torchtpu_cache_core.errors import CompilerCrashed, CompilerMissing, InvalidRequest
@@ -46,6 +46,19 @@ def test_one_child_serves_many_calls(pool: ChildPool) -> None:
 
 def test_what_a_child_prints_does_not_reach_the_answer(pool: ChildPool) -> None:
     assert pool.call(ENVIRON, "c", {"do": "noise"}, b"payload") == ({}, b"payload")
+
+
+def test_a_child_outlives_no_flag_file(pool: ChildPool, tmp_path: Path) -> None:
+    """It has read the file for good; its variables only name it."""
+    flags, environ = tmp_path / "flags", {"LIBTPU_INIT_ARGS": f"--flagfile={tmp_path / 'flags'}"}
+    flags.write_text("--xla_a=1")
+    first = Environment.snapshot(environ, [])
+    flags.write_text("--xla_a=2")
+    second = Environment.snapshot(environ, [])
+    library = Path("/lib/libtpu.so")
+    assert first.variables == second.variables
+    pids = [pid_of(pool, compiler=served(library, "c" * 64, seen)) for seen in (first, first, second)]
+    assert pids[0] == pids[1] != pids[2]
 
 
 def test_a_python_error_is_an_answer_and_the_child_lives_on(pool: ChildPool) -> None:
