@@ -21,15 +21,15 @@ bounded by what the header declares, and the header's components must hash to th
 from __future__ import annotations
 
 import hashlib
-import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import zstandard
 
 from torchtpu_cache_core.errors import CorruptEntry, CorruptReason, EntryTooLarge, InvalidName, InvalidRequest
+from torchtpu_cache_core.jsontext import canonical_json, strict_json_object
 from torchtpu_cache_core.key import MAX_COMPONENTS, Component, key_of
 from torchtpu_cache_core.names import Digest, Key
 
@@ -398,27 +398,3 @@ class Verifier:
         whole = self._body.copy()
         whole.update(self._trailer)
         return self._header, Digest(whole.hexdigest())
-
-
-def canonical_json(value: Mapping[str, Any]) -> bytes:
-    """Sorted keys, no spaces, ASCII: equal values give equal bytes."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-
-
-def strict_json_object(raw: bytes) -> dict[str, Any] | None:
-    """The JSON object in hostile bytes, or None: no duplicate names, no NaN, no numbers of absurd length."""
-
-    def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result = dict(pairs)
-        if len(result) != len(pairs):
-            raise ValueError("a name stands twice")
-        return result
-
-    def no_constant(text: str) -> float:
-        raise ValueError(f"{text} is no JSON number")
-
-    try:
-        value = json.loads(raw, object_pairs_hook=no_duplicates, parse_constant=no_constant)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None

@@ -25,8 +25,9 @@ import struct
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from torchtpu_cache_core.entry import MAX_ENTRY_BYTES, canonical_json, strict_json_object
+from torchtpu_cache_core.entry import MAX_ENTRY_BYTES
 from torchtpu_cache_core.errors import CorruptEntry, CorruptReason, InvalidName
+from torchtpu_cache_core.jsontext import canonical_json, strict_json_object
 from torchtpu_cache_core.names import Digest, Key, Namespace
 
 if TYPE_CHECKING:

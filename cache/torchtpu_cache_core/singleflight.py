@@ -11,12 +11,11 @@ V = TypeVar("V")
 
 
 class _Flight(Generic[V]):
-    __slots__ = ("done", "landed", "result", "waiting")
+    __slots__ = ("done", "result", "waiting")
 
     def __init__(self) -> None:
         self.done = threading.Event()
-        self.landed = False
-        self.result: list[V] = []
+        self.result: list[V] = []  # the one value; none where the leader failed
         self.waiting = 0
 
 
@@ -48,7 +47,7 @@ class SingleFlight(Generic[K, V]):
             if leads:
                 return self._lead(key, flight, call), True
             flight.done.wait()
-            if flight.landed:
+            if flight.result:
                 return flight.result[0], False
 
     def waiting(self, key: K) -> int:
@@ -61,7 +60,6 @@ class SingleFlight(Generic[K, V]):
         try:
             value = call()
             flight.result.append(value)
-            flight.landed = True
             return value
         finally:
             with self._lock:

@@ -19,7 +19,7 @@ from torchtpu_cache.sizelimit import SizeLimit
 from torchtpu_cache.transport import Transport
 from torchtpu_cache_core import wire
 from torchtpu_cache_core.clock import SYSTEM_CLOCK, Clock
-from torchtpu_cache_core.entry import MAX_ENTRY_BYTES, Entry, Verifier, strict_json_object
+from torchtpu_cache_core.entry import MAX_ENTRY_BYTES, Entry, Verifier
 from torchtpu_cache_core.errors import (
     CorruptEntry,
     CorruptReason,
@@ -32,6 +32,7 @@ from torchtpu_cache_core.errors import (
     StoreRefused,
     StoreUnavailable,
 )
+from torchtpu_cache_core.jsontext import strict_json_object
 from torchtpu_cache_core.manifest import Attestation, Manifest
 from torchtpu_cache_core.names import Digest, Key, Namespace
 from torchtpu_cache_core.store import Capabilities, EntryInfo, PutOutcome, PutStatus, Store, Stored, StoreStats

@@ -24,7 +24,7 @@ from torchtpu_cache_core.stores.files import Files
 
 _MAX_FILE_BYTES: Final = MAX_ENTRY_BYTES + BLOCK_PREFIX.size + MAX_BLOCK_JSON_BYTES + 32
 _PEEK_BYTES: Final = 16 << 10
-_BLOCK_BYTES: Final = 4096
+BLOCK_BYTES: Final = 4096
 _NOT_A_FILE: Final = frozenset({errno.ELOOP, errno.ENXIO, errno.ENODEV})  # a symbolic link, a socket, a device
 
 
@@ -36,7 +36,7 @@ def charged_bytes(status: os.stat_result) -> int:
 
 def rounded_bytes(size_bytes: int) -> int:
     """What a file of this size will count for, before it is written."""
-    return -(-size_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
+    return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,9 @@ from torchtpu_cache_core.entry import (
     PREFIX,
     Entry,
     Frame,
-    canonical_json,
 )
 from torchtpu_cache_core.errors import CorruptReason
+from torchtpu_cache_core.jsontext import canonical_json
 from torchtpu_cache_core.key import MAX_TEXT_BYTES, Component, key_of
 from torchtpu_cache_core.names import Key
 

@@ -23,10 +23,10 @@ from torchtpu_cache_core.manifest import Manifest
 from torchtpu_cache_core.names import Digest, Key, KeyPrefix, Namespace
 from torchtpu_cache_core.store import EntryInfo
 from torchtpu_cache_core.stores.listing import target_name
+from torchtpu_cache_core.stores.reading import BLOCK_BYTES, rounded_bytes
 
 EntryName = tuple[Namespace, Key]
 
-BLOCK_BYTES: Final = 4096
 MAX_WORTH_SECONDS: Final = 86_400.0
 """What a writer claims beyond a day of compiling buys no longer stay."""
 
@@ -84,7 +84,7 @@ def charged_bytes(size_bytes: int) -> int:
 
     A blob that two entries share counts for each of them: limits err on the side of room.
     """
-    return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES + BLOCK_BYTES
+    return rounded_bytes(size_bytes) + BLOCK_BYTES
 
 
 def worth(compile_seconds: float, size_bytes: int) -> float:

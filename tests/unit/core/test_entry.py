@@ -22,9 +22,9 @@ from torchtpu_cache_core.entry import (
     Frame,
     Header,
     Verifier,
-    strict_json_object,
 )
 from torchtpu_cache_core.errors import CorruptEntry, CorruptReason, EntryTooLarge, InvalidRequest
+from torchtpu_cache_core.jsontext import strict_json_object
 from torchtpu_cache_core.key import Component
 from torchtpu_cache_core.testing.entries import (
     Corruption,
