@@ -63,7 +63,7 @@ def parse_size(text: str | int) -> int:
         return text
     match = _SIZE.fullmatch(text.strip()) if isinstance(text, str) else None
     if match is None:
-        raise ConfigError(f"{text!r} is not a size such as 500MB, 20GiB or a number of bytes")
+        raise ConfigError(f"{text!r} is not a size such as 50GB, 20GiB or a number of bytes")
     unit = (match[2] or "").upper()
     return int(float(match[1]) * _UNITS[unit[:-1] if len(unit) > 1 and unit.endswith("B") else unit])
 
@@ -120,10 +120,16 @@ def _path(value: object) -> Path:
 
 
 def _listen(value: object) -> str:
-    host, colon, port = str(value).rpartition(":")
-    if not (colon and host and port.isdecimal() and int(port) < 1 << 16):
+    """`HOST:PORT`, `:PORT` or `HOST`, in form only: where a service may listen is the service's to say."""
+    text = str(value)
+    _, colon, port = text.rpartition(":")
+    if colon and not text.endswith("]"):
+        valid = port.isdecimal() and int(port) < 1 << 16
+    else:
+        valid = bool(text) and not text.isdecimal()
+    if not valid:
         raise ConfigError(f"{value!r} is not HOST:PORT, such as {DEFAULT_LISTEN}")
-    return str(value)
+    return text
 
 
 def _targets(value: object) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         if self.limit_bytes <= 0 or self.limit_entries <= 0 or self.min_free_bytes < 0:
-            raise ConfigError("a limit of the service must be above zero")
+            raise ConfigError("a limit of the service must be above zero, such as 50GB")
         if not 0 < self.max_entry_bytes <= MAX_ENTRY_BYTES:
             raise ConfigError(f"an entry may have between 1 and {MAX_ENTRY_BYTES:,} bytes")
 

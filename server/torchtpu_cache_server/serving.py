@@ -16,6 +16,7 @@ from typing import Final
 
 import uvicorn
 
+from torchtpu_cache_core.config import DEFAULT_LISTEN
 from torchtpu_cache_core.errors import CacheError, ConfigError, StoreRefused
 from torchtpu_cache_core.paths import ensure_private_dir
 from torchtpu_cache_core.stores.failures import store_error
@@ -62,14 +63,14 @@ class Listen:
         """Reads `HOST:PORT`, `:PORT`, or `HOST`.
 
         Raises:
-            ConfigError: it is neither, or it reaches beyond this machine.
+            ConfigError: it is none of these, or it reaches beyond this machine.
         """
         host, colon, port = text.rpartition(":")
         if not colon or (host.startswith("[") and not host.endswith("]")):
-            host, port = text, "8077"
+            host, port = text, DEFAULT_LISTEN.rpartition(":")[2]
         host = host or "127.0.0.1"
         if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
-            raise ConfigError(f"--listen takes HOST:PORT, such as 127.0.0.1:8077, and not {text[:80]!r}")
+            raise ConfigError(f"--listen takes HOST:PORT, such as {DEFAULT_LISTEN}, and not {text[:80]!r}")
         if not is_loopback(host):
             raise ConfigError(
                 "without authentication the service listens on this machine only:"
