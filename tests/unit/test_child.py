@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from support.waiting import wait_until
 from torchtpu_cache_core.child import ChildDied, ChildProcess, ChildTimeout
 
 TESTS = Path(__file__).parents[1]
@@ -113,13 +114,6 @@ def test_the_child_ends_when_its_parent_is_killed(tmp_path: Path, do: str) -> No
         time.sleep(0.1)  # into the long operation
         parent.kill()
     wait_until(lambda: not alive(pid), "the helper process outlived its parent")
-
-
-def wait_until(condition: Callable[[], bool], otherwise: str) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, otherwise
-        time.sleep(0.02)
 
 
 def alive(pid: int) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from support.served import SERVE, Served, path_of
+from support.waiting import wait_until
 from torchtpu_cache_core import wire
 from torchtpu_cache_core.entry import Entry
 from torchtpu_cache_core.testing.entries import entry_for, rival_of
@@ -37,10 +38,8 @@ def test_kill_during_puts(start: Callable[..., Served]) -> None:
         _write_until_killed(served, range(number * 10_000, (number + 1) * 10_000), acknowledged, deleted, random_moment)
     served = start()
     listed = {item["key"] for item in _all(served)}
-    deadline = time.monotonic() + 20
-    while b"torchtpu_cache_service_index_complete 1.0" not in served.ask("GET", "/metrics").body:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    complete = b"torchtpu_cache_service_index_complete 1.0"
+    wait_until(lambda: complete in served.ask("GET", "/metrics").body, "the index is not reconciled")
     listed = {item["key"] for item in _all(served)}
     assert {_small(i).key for i in acknowledged - deleted} <= listed
     assert not {_small(i).key for i in deleted} & listed
@@ -118,10 +117,7 @@ def test_a_damaged_index(start: Callable[..., Served], damage: str) -> None:
         assert again.get(entry).body == bytes(entry.buffer)
     assert again.get(entries[0]).kind == "not_found"
     assert again.put(_small(100)).status == 201
-    deadline = time.monotonic() + 20
-    while len(_listed(again)) != 20:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: len(_listed(again)) == 20, "the index is not rebuilt")
     assert again.ask("GET", "/readyz").status == 200
 
 
@@ -149,10 +145,7 @@ def test_an_index_damaged_while_it_serves(start: Callable[..., Served]) -> None:
             path.write_bytes(os.urandom(max(path.stat().st_size, 8192)))
     for entry in entries:
         assert served.get(entry).body == bytes(entry.buffer)
-    deadline = time.monotonic() + 30
-    while len(_listed(served)) != 10:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: len(_listed(served)) == 10, "the index is not rebuilt")
     assert served.put(_small(99)).status == 201
 
 
@@ -201,12 +194,12 @@ def test_a_full_disk(start: Callable[..., Served], small_disk: Path) -> None:
     assert served.ask("GET", "/healthz").status == 200
     assert served.ask("GET", "/readyz").status == 503
     filler.unlink()
-    _until(lambda: served.put(first).status in (200, 201))
-    _until(lambda: served.ask("GET", "/readyz").status == 200)
+    wait_until(lambda: served.put(first).status in (200, 201), "it takes no put")
+    wait_until(lambda: served.ask("GET", "/readyz").status == 200, "it is not ready again")
 
     big = [entry_for(f"big {i}", size_bytes=3 << 20) for i in range(8)]
     for entry in big:
-        _until(lambda entry=entry: served.put(entry).status in (200, 201))  # type: ignore[misc]
+        wait_until(lambda entry=entry: served.put(entry).status in (200, 201), "it takes no put")  # type: ignore[misc]
         assert served.get(entry).body == bytes(entry.buffer)
     _fill(filler)
     assert served.put(entry_for("refused", size_bytes=1 << 20)).status in (503, 507)
@@ -215,20 +208,16 @@ def test_a_full_disk(start: Callable[..., Served], small_disk: Path) -> None:
         assert answer.body == bytes(entry.buffer) if answer.status == 200 else answer.kind == "not_found"
     assert list(served.data_dir.rglob(".writing-*")) == []
     filler.unlink()
-    _until(lambda: served.put(entry_for("after", size_bytes=10_000)).status in (200, 201))
+    wait_until(
+        lambda: served.put(entry_for("after", size_bytes=10_000)).status in (200, 201),
+        "it takes no put",
+    )
 
 
 def _fill(filler: Path) -> None:
     with pytest.raises(OSError, match="No space left"), open(filler, "wb", buffering=0) as file:
         while True:
             file.write(bytes(4096))
-
-
-def _until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def test_a_file_size_limit_in_the_middle_of_a_put(start: Callable[..., Served]) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from support.served import SERVE, Served, path_of, read_all
+from support.waiting import wait_until
 from torchtpu_cache_core import wire
 from torchtpu_cache_core.testing.entries import entry_for
 
@@ -138,6 +139,14 @@ def test_it_is_ready_in_about_a_second(start: Callable[..., Served]) -> None:
     assert min(seconds) < 5  # a busy machine; about 1 s on a quiet one
 
 
+def _refuses_connections(served: Served) -> bool:
+    try:
+        socket.create_connection((served.host, served.port), timeout=5).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
 def test_the_end_waits_for_requests_that_run(start: Callable[..., Served]) -> None:
     """SIGTERM in the middle of a put: it is taken to its end, acknowledged, and there after the next start."""
     served = start()
@@ -148,12 +157,11 @@ def test_the_end_waits_for_requests_that_run(start: Callable[..., Served]) -> No
     )
     with socket.create_connection((served.host, served.port), timeout=30) as connection:
         connection.sendall(head.encode() + bytes(entry.buffer[:1000]))
-        time.sleep(0.3)
+        taken = b"torchtpu_cache_service_uploads_running 1.0"
+        wait_until(lambda: taken in served.ask("GET", "/metrics").body, "the put did not begin")
         served.process.send_signal(signal.SIGTERM)
-        time.sleep(0.5)
+        wait_until(lambda: _refuses_connections(served), "it still takes connections")
         assert served.process.poll() is None
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection((served.host, served.port), timeout=5)
         connection.sendall(bytes(entry.buffer[1000:]))
         assert b" 201 " in read_all(connection)
     assert served.stop() == 0
@@ -180,12 +188,12 @@ def test_no_acknowledged_entry_is_lost_at_the_end(start: Callable[..., Served]) 
     for thread in writers:
         thread.start()
     begun.wait()
-    time.sleep(1.0)
+    wait_until(lambda: len(acknowledged) > 20, "nothing was acknowledged")
     served.process.send_signal(signal.SIGTERM)
     for thread in writers:
         thread.join(60)
     assert served.stop() == 0
-    assert len(acknowledged) > 4
+    assert len(acknowledged) > 20
     again = start()
     for i in acknowledged:
         entry = entry_for(f"stream {i}", size_bytes=20_000)

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from support.waiting import wait_until
 from torchtpu_cache_core.singleflight import SingleFlight
 
 
@@ -40,7 +41,7 @@ def test_waiters_get_the_leaders_result() -> None:
         leader = pool.submit(flights.do, "key", slow)
         assert slow.began.wait(10)
         waiters = [pool.submit(flights.do, "key", lambda: _raise(AssertionError("ran twice"))) for _ in range(4)]
-        _until(lambda: flights.waiting("key") == 4)
+        wait_until(lambda: flights.waiting("key") == 4, "they do not all wait")
         slow.go.set()
         assert leader.result(10) == (42, True)
         assert [w.result(10) for w in waiters] == [(42, False)] * 4
@@ -69,7 +70,7 @@ def test_a_leader_that_fails_wakes_waiters_who_try_themselves(error: BaseExcepti
     assert slow.began.wait(10)
     with ThreadPoolExecutor(3) as pool:
         waiters = [pool.submit(flights.do, "key", mine) for _ in range(3)]
-        _until(lambda: flights.waiting("key") == 3)
+        wait_until(lambda: flights.waiting("key") == 3, "they do not all wait")
         slow.go.set()
         results = [w.result(10) for w in waiters]
     leader.join(10)
@@ -93,12 +94,3 @@ def test_a_result_is_not_kept() -> None:
     flights: SingleFlight[str, int] = SingleFlight()
     assert flights.do("key", lambda: 1) == (1, True)
     assert flights.do("key", lambda: 2) == (2, True)
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    turn = threading.Event()
-    for _ in range(2000):
-        if condition():
-            return
-        turn.wait(0.005)
-    pytest.fail("it never came to that")

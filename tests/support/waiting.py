@@ -1,0 +1,14 @@
+"""Waits for something that happens elsewhere: by asking for it, never by hoping that some time is enough."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+def wait_until(condition: Callable[[], bool], otherwise: str, *, seconds: float = 30.0) -> None:
+    """Returns as soon as `condition` holds; fails the test with `otherwise` after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.01)
