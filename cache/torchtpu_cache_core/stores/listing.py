@@ -9,7 +9,6 @@ from torchtpu_cache_core.entry import Header
 from torchtpu_cache_core.key import Component
 from torchtpu_cache_core.store import EntryInfo
 
-
 _MAX_SHOWN: Final = 80
 
 
