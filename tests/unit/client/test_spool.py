@@ -97,6 +97,29 @@ def test_only_a_final_refusal_removes_an_entry(tmp_path: Path, error: StoreError
     assert counted(made, "not_published") == ({} if stays else {error.kind: 1})
 
 
+def test_the_end_of_a_job_does_not_wait_for_a_dead_remote(tmp_path: Path) -> None:
+    made = idle(spool(tmp_path, FailingStore(StoreUnavailable("away", FailureKind.CONNECT))))
+    made.add(entry(), durable=True)
+    started = time.monotonic()
+    assert made.drain(60).entries == 1
+    assert time.monotonic() - started < 10
+
+
+def test_the_end_of_a_job_outlasts_a_short_absence(tmp_path: Path) -> None:
+    class Restarting(MemoryStore):
+        asked = 0
+
+        def put(self, entry: Entry, attestation: Attestation | None = None) -> PutOutcome:
+            self.asked += 1
+            if self.asked < 3:
+                raise StoreUnavailable("away", FailureKind.CONNECT)
+            return super().put(entry, attestation)
+
+    made = idle(spool(tmp_path, Restarting(limit_bytes=1 << 20)))
+    made.add(entry(), durable=True)
+    assert made.drain(60).entries == 0
+
+
 def test_a_remote_that_is_away_is_asked_once_a_round(tmp_path: Path) -> None:
     away = FailingStore(StoreUnavailable("away", FailureKind.CONNECT))
     made = idle(spool(tmp_path, away))
