@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import stat
 import time
@@ -24,6 +25,10 @@ from torchtpu_cache_core.stores.ledger import LEDGER_BYTES, Ledger
 LOCK_SECONDS: Final = 2.0
 """How long a stopped process that holds the lock may keep the others waiting, before their puts fail."""
 
+IMPATIENT_LOCK_SECONDS: Final = 0.02
+IMPATIENT_SECONDS: Final = 60.0
+"""How long waits are short after one was in vain, so that a stopped process costs a job no two seconds per program."""
+
 _WAITS: Final = 1000
 
 
@@ -39,6 +44,7 @@ class Account:
         self._path = path
         self._files = files
         self._fresh = fresh
+        self._impatient_until = -math.inf  # on the monotonic clock; a race here costs one longer wait
         self.waits_seconds: deque[float] = deque(maxlen=_WAITS)
         """How long this process waited for the lock, the last times; appending is atomic."""
 
@@ -95,7 +101,8 @@ class Account:
                 break
             except BlockingIOError:
                 waited = time.monotonic() - began
-                if waited > LOCK_SECONDS:
+                if waited > (IMPATIENT_LOCK_SECONDS if began < self._impatient_until else LOCK_SECONDS):
+                    self._impatient_until = time.monotonic() + IMPATIENT_SECONDS
                     raise StoreUnavailable("another process holds the disk store's account for too long") from None
                 time.sleep(pause_seconds)
                 pause_seconds = min(0.005, pause_seconds * 2)
@@ -104,4 +111,5 @@ class Account:
                 if has_no_locks(error):
                     break
                 raise
+        self._impatient_until = -math.inf
         self.waits_seconds.append(time.monotonic() - began)

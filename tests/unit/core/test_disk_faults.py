@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from torchtpu_cache_core.errors import CorruptReason, StoreError
 from torchtpu_cache_core.names import DEFAULT_NAMESPACE
 from torchtpu_cache_core.store import PutStatus
+from torchtpu_cache_core.stores.account import LOCK_SECONDS
 from torchtpu_cache_core.stores.disk import DiskStore
 from torchtpu_cache_core.stores.layout import Layout
 from torchtpu_cache_core.testing.clock import ManualClock
@@ -186,5 +188,17 @@ def test_a_slow_lock_holder_costs_a_bounded_wait(tmp_path: Path, monkeypatch: py
     store = _open(tmp_path / "root", files, ManualClock())
     with pytest.raises(StoreError, match="too long"):
         store.put(_NEW)
+    files.faults = []
+    assert store.put(_NEW).status is PutStatus.CREATED
+
+
+def test_a_stopped_lock_holder_costs_one_long_wait_and_not_one_per_put(tmp_path: Path) -> None:
+    files = FaultyFiles(Fault(call="flock", error=errno.EWOULDBLOCK, within="/accounts/"))
+    store = _open(tmp_path / "root", files, ManualClock())
+    started = time.monotonic()
+    for number in range(10):
+        with pytest.raises(StoreError, match="too long"):
+            store.put(entry_for(f"number {number}"))
+    assert time.monotonic() - started < 2 * LOCK_SECONDS
     files.faults = []
     assert store.put(_NEW).status is PutStatus.CREATED
