@@ -66,8 +66,9 @@ class FileIdentities:
             raise Bypass("target_unknown", f"{path} cannot be read: {error.strerror}") from None
 
     def _settled(self, signature: Signature) -> bool:
-        newest_seconds = max(signature[3], signature[4]) / 1e9
-        return self._clock.time() - newest_seconds > _SETTLED_SECONDS
+        # Every change sets ctime. mtime is what somebody says, also of the future; so is a ctime from before the clock
+        # was set back, and a change from now on gets another one.
+        return abs(self._clock.time() - signature[4] / 1e9) > _SETTLED_SECONDS
 
     def _memo(self, signature: Signature) -> Path | None:
         # Named by device and inode, so that a newer state of a file replaces the older one's memo.

@@ -87,6 +87,15 @@ def test_a_young_file_is_not_remembered(library: Path, tmp_path: Path, hashed: l
     assert not (tmp_path / "memo").exists()
 
 
+def test_a_file_dated_in_the_future_is_remembered(library: Path, tmp_path: Path, hashed: list[str]) -> None:
+    """A package keeps the dates of the machine that built it; half a gigabyte must not be hashed at each look-up."""
+    later = time.time() + 86_400
+    os.utime(library, (later, later))
+    identities = FileIdentities(tmp_path / "memo", clock=LaterClock())
+    assert identities.sha256(library) == identities.sha256(library)
+    assert len(hashed) == 1
+
+
 @pytest.mark.parametrize("damage", [b"", b"\n", b"garbage", b"[1,2]\n" + b"0" * 64])
 def test_a_damaged_memo_is_computed_again(library: Path, tmp_path: Path, hashed: list[str], damage: bytes) -> None:
     memo = tmp_path / "memo"
