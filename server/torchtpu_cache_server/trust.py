@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from torchtpu_cache_core.errors import FailureKind
 from torchtpu_cache_server.problems import ProblemKind, Refusal, header
 
 Address = tuple[str, int]
@@ -48,6 +49,9 @@ def peer_uid(peer: Address, server: Address, folder: Path = Path("/proc/net")) -
     """The uid of the process at the other end of a loopback TCP connection, or None if the kernel does not say.
 
     Only an established connection with an open socket counts: the kernel shows uid 0 for one that its owner closed.
+
+    Raises:
+        OSError: the kernel could not be asked in this moment, such as for want of a descriptor.
     """
     is_v6 = ":" in peer[0]
     wanted = [_kernel_form(peer), _kernel_form(server)]
@@ -57,7 +61,7 @@ def peer_uid(peer: Address, server: Address, folder: Path = Path("/proc/net")) -
                 fields = line.split(None, 10)
                 if fields[1:3] == wanted:
                     return int(fields[7]) if fields[3] == _ESTABLISHED and fields[9] != "0" else None
-    except (OSError, ValueError, IndexError):
+    except (FileNotFoundError, PermissionError, ValueError, IndexError):
         return None
     return None
 
@@ -99,13 +103,20 @@ class LoopbackTrust:
             raise Refusal(403, ProblemKind.ORIGIN, "requests from other web origins are refused", closes=True)
 
     def check_writer(self, scope: Any) -> None:
-        """Refusal (403) of a writer that is not a process of our own user. Reads a file of the kernel's: may block."""
+        """Refusal of a writer that is not a process of our own user: 403, and 503 where that cannot be known now.
+
+        A client takes 403 for the last word, and forgets the entry. Reads a file of the kernel's: may block.
+        """
         client, server = scope.get("client"), scope.get("server")
         uid = None
         if client and server and server[1] is not None:
             try:
                 uid = self._find_uid((client[0], client[1]), (server[0], server[1]))
-            except (OSError, ValueError):
+            except OSError:
+                raise Refusal(
+                    503, FailureKind.IO, "the kernel could not be asked whose process this is", retry_after_seconds=1.0
+                ) from None
+            except ValueError:
                 uid = None
         if uid is None:
             raise Refusal(

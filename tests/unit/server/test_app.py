@@ -279,6 +279,20 @@ def test_what_nobody_expected_is_logged_and_not_told(
     asyncio.run(run())
 
 
+def test_a_writer_of_whom_nothing_can_be_known_now_may_come_again(house: House) -> None:
+    def find(peer: object, server: object) -> int | None:
+        raise OSError(errno.EMFILE, "no descriptor left")
+
+    app = create_app(house.service, threads=house.threads, trust=LoopbackTrust(own_uid=5, find_uid=find))
+
+    async def run() -> None:
+        peer = Peer(app)
+        assert await peer.put(_LARGE, *_pieces(_LARGE)) == 503
+        assert json.loads(peer.body)["kind"] == "io"
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("uid", [None, 6, 0])
 def test_writers_must_be_ours(house: House, uid: int | None) -> None:
     asked = []
