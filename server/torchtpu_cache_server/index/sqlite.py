@@ -58,6 +58,9 @@ _MIGRATIONS: Final = (
 
 _COLUMNS: Final = "manifest, executable_bytes, compile_seconds, created_seconds, accessed_seconds, target_name, pinned"
 _DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_BUSY_SECONDS: Final = 1.0
+"""How long a lock of another program is awaited: a person's look into the file, for no process of ours shares it."""
+
 _MAX_READERS: Final = 8
 _BATCH: Final = 500
 """Below SQLite's limit of variables in one statement."""
@@ -117,7 +120,9 @@ class SqliteIndex(Index):
 
     def _connect(self) -> sqlite3.Connection:
         with _guarded():
-            connection = sqlite3.connect(self._path, timeout=5.0, isolation_level=None, check_same_thread=False)
+            connection = sqlite3.connect(
+                self._path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
             try:
                 connection.execute("PRAGMA journal_mode = WAL")
                 # A power cut may lose the last transactions, not the file; the bucket holds the truth.
