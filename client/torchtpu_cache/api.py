@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchtpu_cache.assembly import Assembly, assemble
-from torchtpu_cache.node import Result
+from torchtpu_cache.result import Result
 from torchtpu_cache_core import config as configuration
 from torchtpu_cache_core.canonical.environment import Environment
 from torchtpu_cache_core.canonical.options import encode_options
@@ -164,6 +164,15 @@ def compile(
 
 _default: tuple[int, Assembly] | None = None
 _default_lock = threading.Lock()  # guards _default
+
+
+def _renew_lock() -> None:
+    """In a forked child: the thread that may have held the lock is not there to give it back."""
+    global _default_lock
+    _default_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def default_assembly() -> Assembly:
