@@ -21,11 +21,13 @@ from typing import Any, Final
 from torchtpu_cache_core import paths
 from torchtpu_cache_core.errors import ConfigError, InvalidName
 from torchtpu_cache_core.names import DEFAULT_NAMESPACE, Namespace
+from torchtpu_cache_core.regular import open_regular
 
 VARIABLE_PREFIX: Final = "TORCHTPU_CACHE"
 DEFAULT_LISTEN: Final = "127.0.0.1:8077"
 
-_SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]i?B?|B)?", re.IGNORECASE)
+_MAX_FILE_BYTES: Final = 1 << 20
+_SIZE: Final = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([KMGT]i?B?|B)?", re.IGNORECASE)
 _UNITS: Final = {"": 1, "B": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
     "KI": 1 << 10,
     "MI": 1 << 20,
@@ -276,11 +278,18 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _file(path: Path) -> dict[str, Any]:
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        with open_regular(path, follows_links=True) as file:
+            raw = file.read(_MAX_FILE_BYTES + 1)
+        if len(raw) > _MAX_FILE_BYTES:
+            raise ConfigError(f"{path} cannot be read: it is over {_MAX_FILE_BYTES:,} bytes")
+        values = tomllib.loads(raw.decode())
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path} cannot be read: it is nested too deeply") from None
+    except (OSError, ValueError) as error:  # also a number of more digits than Python reads
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{path} cannot be read: {reason}") from None
     for name in values:
         if name not in _BY_NAME:
             raise ConfigError(f"{path}: {name!r} is not a setting{_did_you_mean(name, _BY_NAME)}")

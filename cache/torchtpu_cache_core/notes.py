@@ -11,12 +11,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from torchtpu_cache_core.regular import open_regular
 
 TEMP_PREFIX: Final = ".note-"
 """Begins the names of files being written; one that its writer left behind is the folder's owner's to collect."""
@@ -33,11 +34,9 @@ class Note:
 def read_note(path: Path, max_bytes: int) -> Note | None:
     """The note at `path`; None where there is none to believe, or it is over `max_bytes`."""
     try:
-        # Not blocking: a pipe under the name must hold nobody.
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb") as file:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        with open_regular(path, follows_links=False) as file:
+            status = os.fstat(file.fileno())
+            if status.st_uid != os.geteuid() or status.st_mode & 0o022:
                 return None
             raw = file.read(max_bytes + 1)
     except OSError:

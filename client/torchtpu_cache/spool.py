@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import errno
 import fcntl
 import hashlib
 import logging
 import os
 import random
-import stat
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +34,7 @@ from torchtpu_cache_core.errors import (
     StoreFull,
 )
 from torchtpu_cache_core.names import Key, Namespace
+from torchtpu_cache_core.regular import open_regular
 from torchtpu_cache_core.store import Store
 from torchtpu_cache_core.stores.failures import has_no_locks
 
@@ -84,15 +83,6 @@ def _pending(folder: Path) -> dict[Path, int]:
     except OSError:
         return {}
     return sizes
-
-
-def _opened(path: Path) -> BinaryIO:
-    """The file at `path`, which may have become anything since it was listed: nothing is followed or waited for."""
-    file = open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # noqa: SIM115
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise OSError(errno.EINVAL, "no regular file")
-    return file
 
 
 def _read(file: BinaryIO) -> Entry:
@@ -247,7 +237,7 @@ class Spool:
     def _most_valuable_first(self) -> list[Path]:
         def worth(path: Path) -> float:
             try:
-                with _opened(path) as file:
+                with open_regular(path, follows_links=False) as file:
                     frame = Frame.parse(file.read(PREFIX.size))
                     header = Header.from_bytes(file.read(frame.header_bytes))
                 return header.compile_seconds / frame.entry_bytes
@@ -258,7 +248,7 @@ class Spool:
 
     def _upload(self, path: Path) -> _Outcome:
         try:
-            with _opened(path) as file:
+            with open_regular(path, follows_links=False) as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except OSError as error:

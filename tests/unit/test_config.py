@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,31 @@ def test_nonsense_is_refused_in_one_sentence(
 
 
 @pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (os.mkfifo, "no regular file"),
+        (Path.mkdir, "no regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "no regular file"),
+        (lambda path: path.symlink_to(path.name), "symbolic links"),
+        (lambda path: path.write_bytes(b"x = '" + bytes(1 << 20)), "over 1,048,576"),
+        (lambda path: path.write_bytes(b"\xff"), "utf-8"),
+        (lambda path: path.write_text("x = " + "[" * 100_000), "nested"),
+        (lambda path: path.write_text("max_disk_entries = " + "9" * 5000), "digits"),
+    ],
+    ids=["pipe", "folder", "device", "loop", "long", "binary", "nested", "digits"],
+)
+def test_a_file_that_is_none_is_refused_at_once(
+    tmp_path: Path, environ: dict[str, str], make: Callable[[Path], object], says: str
+) -> None:
+    path = write_file(tmp_path, "")
+    path.unlink()
+    make(path)
+    with pytest.raises(ConfigError, match=says) as caught:
+        config.load({}, environ)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("text", "size"),
     [
         ("0", 0),
@@ -106,7 +133,7 @@ def test_the_document_names_every_setting() -> None:
     assert documented == {setting.name: (setting.variable, setting.help) for setting in config.SETTINGS}
 
 
-@pytest.mark.parametrize("text", ["", "GB", "-5", "inf", "nan", "1e999GB", "5 5", "5PB", "0x10", "٣", -1, True, 1.5])
+@pytest.mark.parametrize("text", ["", "GB", "-5", "inf", "nan", "1e999GB", "9" * 400, "5 5", "5PB", "0x10", "٣", -1, True, 1.5])
 def test_senseless_sizes(text: object) -> None:
     with pytest.raises(ConfigError):
         parse_size(text)  # type: ignore[arg-type]

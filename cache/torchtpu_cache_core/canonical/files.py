@@ -11,6 +11,7 @@ from typing import Final
 
 from torchtpu_cache_core.canonical.rules import FILE_FLAGS
 from torchtpu_cache_core.errors import Bypass
+from torchtpu_cache_core.regular import open_regular
 
 MAX_FLAG_FILE_BYTES: Final = 256 << 20
 _MAX_FOLDER_FILES: Final = 1024
@@ -53,11 +54,7 @@ def read_flag_file(flag: str, path: str) -> bytes:
         Bypass: it cannot be read, or is over 256 MiB.
     """
     try:
-        # Not blocking: a name may lead to a pipe that nobody writes to.
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with os.fdopen(fd, "rb") as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise _unreadable(flag, path)
+        with open_regular(path, follows_links=True) as file:
             content = file.read(MAX_FLAG_FILE_BYTES + 1)
     except (OSError, ValueError):
         raise _unreadable(flag, path) from None
