@@ -281,7 +281,7 @@ def _file(path: Path) -> dict[str, Any]:
         with open_regular(path, follows_links=True) as file:
             raw = file.read(_MAX_FILE_BYTES + 1)
         if len(raw) > _MAX_FILE_BYTES:
-            raise ConfigError(f"{path} cannot be read: it is over {_MAX_FILE_BYTES:,} bytes")
+            raise ValueError(f"it is over {_MAX_FILE_BYTES:,} bytes")
         values = tomllib.loads(raw.decode())
     except (FileNotFoundError, NotADirectoryError):
         return {}

@@ -133,7 +133,9 @@ def test_the_document_names_every_setting() -> None:
     assert documented == {setting.name: (setting.variable, setting.help) for setting in config.SETTINGS}
 
 
-@pytest.mark.parametrize("text", ["", "GB", "-5", "inf", "nan", "1e999GB", "9" * 400, "5 5", "5PB", "0x10", "٣", -1, True, 1.5])
+@pytest.mark.parametrize(
+    "text", ["", "GB", "-5", "inf", "nan", "1e999GB", "9" * 400, "5 5", "5PB", "0x10", "٣", -1, True, 1.5]
+)
 def test_senseless_sizes(text: object) -> None:
     with pytest.raises(ConfigError):
         parse_size(text)  # type: ignore[arg-type]
