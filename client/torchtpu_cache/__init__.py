@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torchtpu_cache.api import CompiledProgram, compile
     from torchtpu_cache.counters import Tier
-    from torchtpu_cache.node import Node, Result
+    from torchtpu_cache.node import Node
+    from torchtpu_cache.result import Result
     from torchtpu_cache_core import __version__
     from torchtpu_cache_core.config import Config, Mode
     from torchtpu_cache_core.errors import (
@@ -60,7 +61,7 @@ _HOMES = {
     "LoadError": _ERRORS,
     "Mode": "torchtpu_cache_core.config",
     "Node": "torchtpu_cache.node",
-    "Result": "torchtpu_cache.node",
+    "Result": "torchtpu_cache.result",
     "Tier": "torchtpu_cache.counters",
     "__version__": "torchtpu_cache_core",
     "compile": "torchtpu_cache.api",

@@ -12,13 +12,14 @@ import pytest
 
 from support.fakes import FailingStore, FakeCompiler, RawResolver, request, target
 from torchtpu_cache.compilers.base import Compiled
-from torchtpu_cache.counters import Tier
+from torchtpu_cache.counters import Counters, Tier
 from torchtpu_cache.node import Node
 from torchtpu_cache.spool import Spool
 from torchtpu_cache_core.canonical.wire import length_field
 from torchtpu_cache_core.config import Mode
 from torchtpu_cache_core.entry import Entry
 from torchtpu_cache_core.errors import (
+    Bypass,
     CompileError,
     CorruptEntry,
     CorruptReason,
@@ -139,10 +140,9 @@ class Planted(MemoryStore):
 
 def test_an_entry_of_another_request_is_refused_set_aside_and_replaced() -> None:
     compiler = FakeCompiler()
-    other = node()
-    other.get_or_compile(request(b"other"), compiler)
-    store = other._tiers[0].store
-    stored = store.get(key_of(b"other"))
+    filled = memory_store()
+    node(memory=filled).get_or_compile(request(b"other"), compiler)
+    stored = filled.get(key_of(b"other"))
     assert stored is not None
     planted = Planted(stored.entry)
     under_test = node(memory=None, disk=planted)
@@ -153,9 +153,9 @@ def test_an_entry_of_another_request_is_refused_set_aside_and_replaced() -> None
 
 def test_a_remote_that_answers_with_another_entry_is_not_believed_and_not_written() -> None:
     compiler = FakeCompiler()
-    other = node()
-    other.get_or_compile(request(b"other"), compiler)
-    stored = other._tiers[0].store.get(key_of(b"other"))
+    filled = memory_store()
+    node(memory=filled).get_or_compile(request(b"other"), compiler)
+    stored = filled.get(key_of(b"other"))
     assert stored is not None
     planted = Planted(stored.entry)
     result = node(remote=planted).get_or_compile(request(), compiler, load=lambda raw: compiler.load(raw, request()))
@@ -368,3 +368,29 @@ def test_a_cheap_program_stays_on_this_machine(spooled: Callable[..., tuple[Node
     assert not remote.contains(key_of())
     assert under_test.counters.snapshot()["not_published"] == {"cheap": 1}
     under_test.close()
+
+
+def test_a_load_in_changed_surroundings_blames_nobody_and_keeps_the_entry() -> None:
+    compiler = FakeCompiler()
+    memory = memory_store()
+    under_test = node(memory=memory)
+    under_test.get_or_compile(request(), compiler)
+
+    def load(_raw: bytes | memoryview) -> object:
+        raise Bypass("environment_changed", "XLA_FLAGS changed")
+
+    with pytest.raises(LoadError, match="XLA_FLAGS changed"):
+        under_test.get_or_compile(request(), compiler, load=load)  # type: ignore[arg-type]
+    assert memory.contains(key_of())
+
+
+def test_a_store_that_breaks_in_a_new_way_costs_no_compile(tmp_path: Path) -> None:
+    class Broken(Spool):
+        def add(self, entry: Entry, *, durable: bool) -> bool:
+            raise RuntimeError("can't start new thread")
+
+    counters = Counters()
+    spool = Broken(tmp_path / "spool", memory_store(), counters, limit_bytes=1)
+    result = node(spool=spool, counters=counters).get_or_compile(request(), FakeCompiler())
+    assert result.tier is Tier.COMPILED
+    assert counters.snapshot()["not_published"] == {"internal": 1}

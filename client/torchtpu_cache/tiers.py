@@ -1,0 +1,173 @@
+"""The tiers of a node, nearest first: what they have is checked against the request, what fails is counted.
+
+No fault of a tier leaves this module: a backend's failure is a failure in the counters, and nothing to the caller.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from torchtpu_cache.breaker import BreakerOpen
+from torchtpu_cache.counters import Counters, Tier
+from torchtpu_cache.gate import RemoteGate
+from torchtpu_cache.later import LaterWriter
+from torchtpu_cache.sparing import SparingLog
+from torchtpu_cache_core.clock import Clock
+from torchtpu_cache_core.entry import Entry
+from torchtpu_cache_core.errors import CorruptEntry, CorruptReason, LoadError, StoreError
+from torchtpu_cache_core.manifest import Attestation
+from torchtpu_cache_core.names import Key
+from torchtpu_cache_core.request import ResolvedRequest
+from torchtpu_cache_core.store import CHEAP_COMPILE_SECONDS, Store, Stored
+from torchtpu_cache_core.stores.wrap import SetsAside
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiered:
+    tier: Tier
+    store: Store
+
+
+Accept = Callable[[Tier, Entry], bool]
+"""Unpacks and loads an entry, and says that it is good.
+
+Raises:
+    CorruptEntry: its payload is not what it says.
+    LoadError: it does not become live.
+"""
+
+
+class Tiers:
+    """Memory, disk and remote, as far as they are there. Thread-safe.
+
+    Args:
+        memory, disk, remote: the stores, or None.
+        counters: what is counted into.
+    """
+
+    def __init__(
+        self, memory: Store | None, disk: Store | None, remote: Store | None, counters: Counters, clock: Clock
+    ) -> None:
+        tiers = ((Tier.MEMORY, memory), (Tier.DISK, disk), (Tier.REMOTE, remote))
+        self._tiers = [_Tiered(tier, store) for tier, store in tiers if store is not None]
+        self._counters = counters
+        self._clock = clock
+        self._later = None if disk is None else LaterWriter(disk, counters)
+        self._gate = RemoteGate(clock)
+        self._sparing = SparingLog(_log, clock)
+
+    def find(self, resolved: ResolvedRequest, accept: Accept) -> bool:
+        """Offers `accept` what the tiers have, the nearest first, until it takes one; whether it did.
+
+        What it takes is kept in the nearer tiers. What it refuses is counted, and set aside where the bytes are to
+        blame.
+        """
+        nearer: list[_Tiered] = []
+        for tiered in self._asked(len(resolved.request.program)):
+            stored = self._get(tiered, resolved)
+            if stored is None:
+                nearer.append(tiered)
+            elif self._accepted(tiered, stored.entry, accept):
+                for each in nearer:
+                    self._keep(each, stored.entry, stored.attestation)
+                return True
+        return False
+
+    def _asked(self, program_bytes: int) -> Iterator[_Tiered]:
+        for tiered in self._tiers:
+            if tiered.tier is Tier.REMOTE and self._gate.closed(program_bytes):
+                self._counters.skipped(Tier.REMOTE, "cheap_compiles")
+            else:
+                yield tiered
+
+    def _get(self, tiered: _Tiered, resolved: ResolvedRequest) -> Stored | None:
+        """What the tier has, checked against the request; a failure is counted, and reads as nothing."""
+        asked = self._clock.monotonic()
+        try:
+            stored = tiered.store.get(resolved.key)
+            if stored is None:
+                self._counters.miss(tiered.tier)
+                if tiered.tier is Tier.REMOTE:
+                    self._gate.round_trip(self._clock.monotonic() - asked)
+                return None
+            stored.entry.check(resolved.key, resolved.components)
+            return stored
+        except CorruptEntry as error:
+            self._set_aside(tiered, resolved.key, error)
+        except BreakerOpen:
+            self._counters.skipped(tiered.tier, "breaker_open")
+        except StoreError as error:
+            self._sparing.warning(f"{tiered.tier}.{error.kind}", "the %s tier failed: %s", tiered.tier, error)
+            self._counters.failure(tiered.tier, error.kind)
+        except Exception:
+            _log.exception("the %s tier failed", tiered.tier)
+            self._counters.failure(tiered.tier, "internal")
+        return None
+
+    def _accepted(self, tiered: _Tiered, entry: Entry, accept: Accept) -> bool:
+        try:
+            return accept(tiered.tier, entry)
+        except CorruptEntry as error:
+            self._set_aside(tiered, entry.key, error)
+        except LoadError as error:
+            self._sparing.warning(f"{tiered.tier}.load", "an entry of the %s tier did not load: %s", tiered.tier, error)
+            self._counters.failure(tiered.tier, "load")
+            if error.blames_entry:
+                self._free(tiered, entry.key, CorruptReason.PAYLOAD)
+        except MemoryError:
+            self._counters.failure(tiered.tier, "memory")
+        return False
+
+    def _set_aside(self, tiered: _Tiered, key: Key, error: CorruptEntry) -> None:
+        message = "the %s tier held a bad entry for %s: %s"
+        self._sparing.warning(f"{tiered.tier}.{error.kind}", message, tiered.tier, key.short, error)
+        self._counters.failure(tiered.tier, error.kind)
+        self._free(tiered, key, error.reason)
+
+    def _free(self, tiered: _Tiered, key: Key, reason: CorruptReason) -> None:
+        """Frees a key of a local tier. A bad entry of the remote is the service's to remove."""
+        if tiered.tier is Tier.REMOTE:
+            return
+        if isinstance(tiered.store, SetsAside):
+            tiered.store.set_aside(key, reason)
+            return
+        try:
+            tiered.store.delete(key)
+        except StoreError as error:
+            self._counters.failure(tiered.tier, error.kind)
+
+    def compiled(self, compile_seconds: float, program_bytes: int) -> None:
+        """A program of this size took this long: what that says of asking the remote for the next."""
+        self._gate.compiled(compile_seconds, program_bytes)
+
+    def store_here(self, entry: Entry, attestation: Attestation | None) -> None:
+        """Keeps what was compiled in memory and on disk; on disk later where it was cheap to compile."""
+        cheap = entry.header.compile_seconds < CHEAP_COMPILE_SECONDS
+        for tiered in self._tiers:
+            if tiered.tier is Tier.DISK and cheap and self._later is not None:
+                self._later.add(entry, attestation)
+            elif tiered.tier is not Tier.REMOTE:
+                self._keep(tiered, entry, attestation)
+
+    def _keep(self, tiered: _Tiered, entry: Entry, attestation: Attestation | None) -> None:
+        """Stores an entry in a local tier; a failure is counted and costs nothing else."""
+        try:
+            tiered.store.put(entry, attestation)
+        except StoreError as error:
+            topic = f"{tiered.tier}.put.{error.kind}"
+            self._sparing.warning(topic, "the %s tier did not take an entry: %s", tiered.tier, error)
+            self._counters.failure(tiered.tier, error.kind)
+        except Exception:
+            _log.exception("the %s tier did not take an entry", tiered.tier)
+            self._counters.failure(tiered.tier, "internal")
+
+    def close(self) -> None:
+        """Writes what waits for the disk, for a moment, and closes the stores."""
+        if self._later is not None:
+            self._later.close()
+        for tiered in self._tiers:
+            tiered.store.close()
