@@ -46,8 +46,8 @@ class Patience:
             free connection where all are in use.
         idle_seconds: between two pieces of a body, and from a sent PUT, which the service brings to disk, to its
             answer.
-        min_bytes_per_second: a body may take `idle_seconds` and what it takes at this rate, so that a peer that drips
-            holds nobody for long.
+        min_bytes_per_second: a body may take `idle_seconds` and what it takes at this rate. What has moved counts, not
+            what was announced, so that a peer that drips holds nobody for long.
     """
 
     connect_seconds: float = 0.05
@@ -59,9 +59,6 @@ class Patience:
         for name in ("connect_seconds", "answer_seconds", "idle_seconds", "min_bytes_per_second"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"{name} must be a positive number")
-
-    def body_seconds(self, size_bytes: int) -> float:
-        return self.idle_seconds + size_bytes / self.min_bytes_per_second
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,15 +144,17 @@ class Stream(io.RawIOBase):
         self._poller.register(sock)
         self.deadline = 0.0
         self.idle_seconds = 0.0
+        self.seconds_per_byte = 0.0
         self.room_bytes = 0
         self.received_bytes = 0
         self.ended = False
         self.waits = True
 
-    def allow(self, seconds: float, idle_seconds: float) -> None:
-        """Starts a phase: how long it may take as a whole, and between two pieces."""
+    def allow(self, seconds: float, idle_seconds: float, seconds_per_byte: float = 0.0) -> None:
+        """Starts a phase: how long it may take, how much more for each byte that moves, and between two pieces."""
         self.deadline = self._clock.monotonic() + seconds
         self.idle_seconds = idle_seconds
+        self.seconds_per_byte = seconds_per_byte
 
     def wait(self, events: int) -> int:
         left = min(self.idle_seconds, self.deadline - self._clock.monotonic())
@@ -183,13 +182,16 @@ class Stream(io.RawIOBase):
             self.ended = count == 0
             self.room_bytes -= count
             self.received_bytes += count
+            self.deadline += count * self.seconds_per_byte
             return count
 
     def send(self, view: memoryview) -> int:
         try:
-            return self._socket.send(view, self._send_flags)
+            count = self._socket.send(view, self._send_flags)
         except self._would_block:
             return 0
+        self.deadline += count * self.seconds_per_byte
+        return count
 
     def abandon(self) -> None:
         """Closes this process's descriptor and nothing else; for a child that was forked in the midst of anything."""
@@ -244,7 +246,7 @@ class Connection:
         size = 0 if body is None else len(body)
         waits_for_word = size >= _EXPECT_FROM_BYTES
         asked = self._head_of(question, waits_for_word)
-        stream.allow(patience.body_seconds(size), patience.idle_seconds)
+        self._allow_body()
         self.sent_all = False
         self._early_head = None
         try:
@@ -263,9 +265,13 @@ class Connection:
         )
         head = self._final_head()
         answer = Answer(self, head, bare=question.method == "HEAD" or head.status in (204, 304))
-        stream.allow(patience.body_seconds(answer.length or 0), patience.idle_seconds)
+        self._allow_body()
         stream.room_bytes = (answer.length or 0) + _BUFFER_BYTES
         return answer
+
+    def _allow_body(self) -> None:
+        idle_seconds = self._patience.idle_seconds
+        self.stream.allow(idle_seconds, idle_seconds, 1 / self._patience.min_bytes_per_second)
 
     def _head_of(self, question: Question, waits_for_word: bool) -> bytes:
         lines = [

@@ -81,6 +81,10 @@ HOSTILE: dict[str, tuple[Script, set[FailureKind]]] = {
     ),
     "a body cut short": (lambda c: c.sendall(hit(ENTRY)[:-1000]), {FailureKind.RESET}),
     "a dripped body": (lambda c: (c.sendall(hit(ENTRY)[:-1000]), drip(c, bytes(1000), 0.05)), {FailureKind.TIMEOUT}),
+    "a claimed gigabyte, dripped": (
+        lambda c: (c.sendall(f"{ENTRY_HEAD}Content-Length: {1 << 30}\r\n\r\n".encode()), drip(c, bytes(1000), 0.05)),
+        {FailureKind.TIMEOUT},
+    ),
     "a length of 10^15": (
         lambda c: c.sendall(f"{ENTRY_HEAD}Content-Length: {10**15}\r\n\r\n".encode()),
         {FailureKind.TOO_LARGE},
