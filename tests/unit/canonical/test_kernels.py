@@ -116,6 +116,32 @@ def test_a_payload_cannot_pose_as_its_digest(canonicaliser: ProgramCanonicaliser
         assert first != sha256(canonicaliser, wrapped(forged.replace("0", "1")))
 
 
+def test_the_digest_of_one_kernel_beside_another_cannot_pose_as_it(
+    canonicaliser: ProgramCanonicaliser, payloads: dict[str, str], run_python: Any
+) -> None:
+    """Another call with a payload gives both modules the same form."""
+    source = """
+import json, sys
+from torchtpu_cache_core.canonical import canonicaliser_child as child
+child._context()
+print(json.dumps(child._payload_digest(sys.argv[1])))
+"""
+    digest: str = run_python(source, payloads["plain"])
+    assert digest.startswith("text:")
+    two_calls = """module {
+      func.func public @main(%%a: tensor<8xf32>) -> tensor<8xf32> {
+        %%0 = stablehlo.custom_call @tpu_custom_call(%%a) {backend_config = "%s"} : (tensor<8xf32>) -> tensor<8xf32>
+        %%1 = stablehlo.custom_call @tpu_custom_call(%%0) {backend_config = "%s"} : (tensor<8xf32>) -> tensor<8xf32>
+        return %%1 : tensor<8xf32>
+      }
+    }"""
+    texts = [payloads["plain"], digest, "whole:" + "0" * 64, "whole:" + "1" * 64]
+    programs = [(two_calls % (text, payloads["other_op"])).encode() for text in texts]
+    identities = {canonicaliser.resolve(program) for program in programs}
+    assert {identity.form for identity in identities} == {"portable-1.13.0+payload"}
+    assert len(identities) == len(texts)
+
+
 def test_a_real_pallas_kernel(canonicaliser: ProgramCanonicaliser, corpus: Path) -> None:
     kernels = corpus / "kernels"
     found = {path.stem: canonicaliser.facts(path.read_bytes()) for path in kernels.glob("*.mlir")}
