@@ -279,6 +279,17 @@ def test_what_nobody_expected_is_logged_and_not_told(
     asyncio.run(run())
 
 
+def test_a_delete_of_a_peer_that_is_gone_does_nothing(house: House) -> None:
+    """Its port may be another process's by the time the kernel is asked who writes."""
+
+    async def run() -> None:
+        assert await house.peer().put(_LARGE, *_pieces(_LARGE)) == 201
+        assert await house.peer().ask("DELETE", wire.entry_path(DEFAULT_NAMESPACE, _LARGE.key), _GONE) == 0
+        assert await house.peer().get(_LARGE) == 200
+
+    asyncio.run(run())
+
+
 def test_a_writer_of_whom_nothing_can_be_known_now_may_come_again(house: House) -> None:
     def find(peer: object, server: object) -> int | None:
         raise OSError(errno.EMFILE, "no descriptor left")
