@@ -176,6 +176,7 @@ class Service(Closing):
         try:
             return self.catalog.find(namespace, key)
         except CorruptEntry:
+            self._hot.drop((namespace, key))
             self._condemned()
             raise
 

@@ -131,6 +131,16 @@ def test_a_manifest_of_another_key_is_closed(service: Service) -> None:
     assert service.find(DEFAULT_NAMESPACE, other.key) is not None
 
 
+def test_what_a_look_up_has_closed_is_not_read_from_memory(service: Service) -> None:
+    service.put(DEFAULT_NAMESPACE, _ENTRY)
+    assert _read(service) == bytes(_ENTRY.buffer)
+    service.bucket.path(manifest_name(*_NAME, 1)).write_bytes(b"damaged")  # type: ignore[attr-defined]
+    service.index.set_complete(False)
+    assert service.lookup(DEFAULT_NAMESPACE, [_ENTRY.key]) == {}
+    assert service.open_hot(*_NAME) is None
+    assert _read(service) is None
+
+
 def test_something_foreign_in_a_manifests_place_is_passed_over(service: Service) -> None:
     path = service.bucket.path(manifest_name(*_NAME, 1))  # type: ignore[attr-defined]
     path.mkdir(parents=True)
