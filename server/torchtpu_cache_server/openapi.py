@@ -42,6 +42,7 @@ _PARAMETERS: Final = [
         ("key", "^[a-z][a-z0-9]{0,15}-[0-9a-f]{64}$"),
     )
 ]
+_IF_NONE_MATCH: Final = {"name": "If-None-Match", "in": "header", "required": False, "schema": {"type": "string"}}
 _READ_ERRORS: Final = {
     "304": {"description": "`If-None-Match` names the entry's digest"},
     "400": _problem("not a namespace or key"),
@@ -54,10 +55,7 @@ _BLOB_PATH: Final[dict[str, Any]] = {
         "tags": ["entries"],
         "summary": "Read an entry",
         "operationId": "read_entry",
-        "parameters": [
-            *_PARAMETERS,
-            {"name": "If-None-Match", "in": "header", "required": False, "schema": {"type": "string"}},
-        ],
+        "parameters": [*_PARAMETERS, _IF_NONE_MATCH],
         "responses": {"200": {"description": "the entry", "headers": _ENTRY_HEADERS, "content": _BINARY}}
         | _READ_ERRORS,
     },
@@ -65,7 +63,7 @@ _BLOB_PATH: Final[dict[str, Any]] = {
         "tags": ["entries"],
         "summary": "Ask for an entry without its bytes",
         "operationId": "head_entry",
-        "parameters": _PARAMETERS,
+        "parameters": [*_PARAMETERS, _IF_NONE_MATCH],
         "responses": {"200": {"description": "there is one", "headers": _ENTRY_HEADERS}} | _READ_ERRORS,
     },
     "put": {
@@ -92,6 +90,12 @@ _BLOB_PATH: Final[dict[str, Any]] = {
             "507": _problem("no room"),
         },
     },
+}
+_DELETE_ERRORS: Final = {
+    "400": _problem("not a namespace or key"),
+    "403": _problem("not a process of the service's own user"),
+    "404": _problem("the key has no entry (kind `not_found`)"),
+    "503": _problem("the storage did not answer"),
 }
 _PROBLEM_SCHEMA: Final = {
     "type": "object",
@@ -146,6 +150,8 @@ def _document(app: FastAPI) -> dict[str, Any]:
     paths = document["paths"]
     paths[_PATH] = _BLOB_PATH | paths.get(_PATH, {})
     paths[_LOOKUP]["post"]["requestBody"] = _LOOKUP_BODY
+    paths[_PATH]["delete"]["responses"] |= _DELETE_ERRORS
+    paths["/readyz"]["get"]["responses"]["503"] = _problem("it cannot; the answer says why")
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     schemas["Problem"] = _PROBLEM_SCHEMA
     for unused in ("HTTPValidationError", "ValidationError"):

@@ -210,6 +210,10 @@ def test_the_document_lists_every_route(served: Served) -> None:
         ("GET", "/v1/{namespace}/stats"),
         *(("GET", path) for path in ("/healthz", "/readyz", "/metrics")),
     }
+    assert {"400", "403", "404"} <= set(document["paths"][entry]["delete"]["responses"])
+    assert "503" in document["paths"]["/readyz"]["get"]["responses"]
+    for method in ("get", "head"):
+        assert "If-None-Match" in {p["name"] for p in document["paths"][entry][method]["parameters"]}
     operations = [operation for methods in document["paths"].values() for operation in methods.values()]
     assert len({operation["operationId"] for operation in operations}) == len(operations)
     for reference in _references(document):
