@@ -26,6 +26,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import IO, Any, Final, NoReturn
 
 from torchtpu_cache_core.errors import CacheError
@@ -129,8 +130,8 @@ class ChildProcess:
         if self._process is not None and self._socket is not None and self._process.poll() is None:
             return self._socket
         self._end()
-        self._socket, theirs = socket.socketpair()
-        lifeline, self._lifeline = os.pipe()
+        self._socket, theirs = (socket.socket(fileno=_moved(end.detach())) for end in socket.socketpair())
+        lifeline, self._lifeline = map(_moved, os.pipe())
         try:
             self._socket.setblocking(False)
             self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
@@ -141,6 +142,7 @@ class ChildProcess:
                 stderr=self._stderr,
                 env={**self._environ, _CHANNEL: str(theirs.fileno()), _LIFELINE: str(lifeline)},
                 pass_fds=(theirs.fileno(), lifeline),
+                cwd=_working_directory(),
                 start_new_session=True,  # a Ctrl-C is for the parent to handle
             )
         finally:
@@ -177,6 +179,25 @@ class ChildProcess:
             self._stderr.close()
             self._stderr = None
         return tail
+
+
+def _moved(fd: int) -> int:
+    """The same descriptor clear of 0 to 2: a job may have closed those, and whoever then prints writes into ours."""
+    if fd > 2:
+        return fd
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(fd)
+
+
+def _working_directory() -> str | None:
+    """None for this process's own, which names in flags may be relative to. Not one that was removed: libtpu aborts."""
+    try:
+        Path.cwd()
+    except OSError:
+        return "/"
+    return None
 
 
 def _how_it_ended(returncode: int) -> str:

@@ -16,7 +16,7 @@ def handle(header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], byte
     match header["do"]:
         case "echo":
             print("noise on standard output")
-            return {"pid": os.getpid()}, payload
+            return {"pid": os.getpid(), "folder": os.getcwd()}, payload
         case "abort":
             print("last words", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGABRT)

@@ -88,6 +88,21 @@ def test_a_death_kills_no_parent_that_has_sigpipe_at_its_default() -> None:
     assert (done.returncode, done.stdout) == (0, "survived\n")
 
 
+@pytest.mark.parametrize(
+    "prelude", ["os.close(0); os.close(1); os.close(2)", "os.mkdir('d'); os.chdir('d'); os.rmdir('../d')"]
+)
+def test_a_job_without_standard_descriptors_or_folder_has_helpers_all_the_same(tmp_path: Path, prelude: str) -> None:
+    source = (
+        "import os\n"
+        "from torchtpu_cache_core.child import ChildProcess\n"
+        f"{prelude}\n"
+        "answer, payload = ChildProcess('support.children').call({'do': 'echo'}, b'x', deadline_seconds=20)\n"
+        "os._exit(payload != b'x' or not answer['folder'])\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(TESTS)}
+    assert subprocess.run([sys.executable, "-c", source], env=environ, cwd=tmp_path, timeout=60).returncode == 0
+
+
 def test_no_descriptor_is_left_behind(child: ChildProcess) -> None:
     call(child, "echo")
     child.close()
