@@ -250,6 +250,11 @@ def serve(handler: Handler) -> NoReturn:
     for fd in (channel, lifeline):
         os.set_inheritable(fd, False)
     requests, answers = os.fdopen(channel, "rb"), os.fdopen(os.dup(channel), "wb")
+    with contextlib.suppress(OSError):
+        # Native code that holds the interpreter's lock would keep the thread from ending the process.
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC)
     threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
     while prefix := requests.read(_FRAME.size):
         header_bytes, payload_bytes = _FRAME.unpack(prefix)
@@ -263,10 +268,5 @@ def serve(handler: Handler) -> NoReturn:
 
 
 def _end_with_parent(lifeline: int) -> None:
-    with contextlib.suppress(OSError):
-        # Native code that holds the interpreter's lock would keep this thread from ending the process.
-        fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC)
     os.read(lifeline, 1)
     os._exit(1)
