@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 _FIRST_RETRY_SECONDS: Final = 1.0
 _LONGEST_RETRY_SECONDS: Final = 60.0
 _ABANDONED_SECONDS: Final = 3600.0
-_AWAY_SECONDS: Final = 2.0
+_STUCK_SECONDS: Final = 2.0
 _FINAL: Final = frozenset({FailureKind.TOO_LARGE, FailureKind.FORBIDDEN, FailureKind.READ_ONLY})
 """Refusals that a retry will not change. A missing or stale login may be mended, so those entries wait."""
 
@@ -199,19 +199,21 @@ class Spool:
                     path.unlink()
 
     def drain(self, seconds: float) -> SpoolStats:
-        """Uploads until nothing waits, `seconds` are over, or the remote is away; gives what still waits.
+        """Uploads until nothing waits, `seconds` are over, or nothing went for two seconds; gives what still waits.
 
-        A remote that is away for two seconds ends it: no end of a job waits for a dead service.
+        So no end of a job waits long for a dead service, a full one, or another process that was stopped in an upload.
         """
-        deadline = self._clock.monotonic() + seconds
-        away_since: float | None = None
-        while _pending(self._folder) and (now := self._clock.monotonic()) < deadline:
-            failed, is_away = self._round(deadline)
-            away_since = (now if away_since is None else away_since) if is_away else None
-            if away_since is not None and self._clock.monotonic() - away_since >= _AWAY_SECONDS:
-                break
-            if failed:
-                self._stop.wait(min(0.2, max(0.0, deadline - self._clock.monotonic())))
+        now = self._clock.monotonic()
+        deadline, last_progress = now + seconds, now
+        waiting = _pending(self._folder).keys()
+        while waiting and now < deadline and now - last_progress < _STUCK_SECONDS:
+            failed = self.run_once(deadline)
+            left, now = _pending(self._folder).keys(), self._clock.monotonic()
+            if waiting - left:
+                last_progress = now
+            elif failed:
+                self._stop.wait(min(0.2, max(0.0, deadline - now)))
+            waiting = left
         return self.stats()
 
     def run_once(self, deadline: float | None = None) -> int:
@@ -219,10 +221,6 @@ class Spool:
 
         Stops early where the remote is unavailable: the others would only fail the same way.
         """
-        return self._round(deadline)[0]
-
-    def _round(self, deadline: float | None) -> tuple[int, bool]:
-        """How many must wait, and whether the remote is away."""
         with self._pass_lock:
             failed = 0
             for path in self._most_valuable_first():
@@ -230,9 +228,9 @@ class Spool:
                     break
                 outcome = self._upload(path)
                 if outcome is _Outcome.REMOTE_AWAY:
-                    return failed + 1, True
+                    return failed + 1
                 failed += outcome is _Outcome.LATER
-            return failed, False
+            return failed
 
     def _most_valuable_first(self) -> list[Path]:
         def worth(path: Path) -> float:

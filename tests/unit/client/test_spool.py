@@ -105,6 +105,19 @@ def test_the_end_of_a_job_does_not_wait_for_a_dead_remote(tmp_path: Path) -> Non
     assert time.monotonic() - started < 10
 
 
+def test_the_end_of_a_job_does_not_wait_for_another_process_that_was_stopped(tmp_path: Path) -> None:
+    remote = MemoryStore(limit_bytes=1 << 20)
+    made, one, two = idle(spool(tmp_path, remote)), entry("one"), entry("two")
+    for added in (one, two):
+        made.add(added, durable=True)
+    with (tmp_path / "spool" / one.key).open("rb") as theirs:
+        fcntl.flock(theirs, fcntl.LOCK_EX)
+        started = time.monotonic()
+        assert made.drain(60).entries == 1
+        assert time.monotonic() - started < 10
+    assert remote.contains(two.key)
+
+
 def test_the_end_of_a_job_outlasts_a_short_absence(tmp_path: Path) -> None:
     class Restarting(MemoryStore):
         asked = 0
