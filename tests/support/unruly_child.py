@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from torchtpu_cache.compilers.childside import serve_compiles
@@ -31,6 +32,10 @@ def _handle(header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], byt
         case "hang":
             time.sleep(600)
         case "killed":
+            if Path(header.get("spared_by", "/nowhere")).exists():
+                return {"pid": os.getpid()}, payload
+            if "spared_by" in header:
+                Path(header["spared_by"]).touch()
             os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError(header)
 

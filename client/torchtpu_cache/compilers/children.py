@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from torchtpu_cache_core.canonical.environment import Environment
 
 _PROGRESS_SECONDS: Final = 1.0
+_ENDED_BY_OTHERS: Final = (-signal.SIGKILL, -signal.SIGTERM)
+"""Exit codes that say nothing of the program: it is compiled once more. The kernel, out of memory, takes a child first,
+perhaps for the sake of others."""
 _BUILD_OPTIONS_FIELD: Final = 3
 
 
@@ -117,7 +121,12 @@ class ChildPool:
         seconds = self._deadline_seconds if deadline_seconds is None else deadline_seconds
         with ticking(progress), self._child(environ, compiler) as child:
             try:
-                answer, result = child.call(header, payload, deadline_seconds=seconds)
+                try:
+                    answer, result = child.call(header, payload, deadline_seconds=seconds)
+                except ChildDied as error:
+                    if error.returncode not in _ENDED_BY_OTHERS:
+                        raise
+                    answer, result = child.call(header, payload, deadline_seconds=seconds)
             except ChildTimeout:
                 raise CompilerCrashed(f"the compiler did not finish within {seconds:g} seconds and was ended") from None
             except ChildDied as error:

@@ -88,6 +88,14 @@ def test_a_child_that_is_killed_says_so(pool: ChildPool) -> None:
         pool.call(ENVIRON, "c", {"do": "killed"})
 
 
+def test_a_child_that_somebody_killed_costs_a_second_try_and_no_job(pool: ChildPool, tmp_path: Path) -> None:
+    first = pid_of(pool)
+    spared_by = str(tmp_path / "killed once")
+    answer, payload = pool.call(ENVIRON, "c", {"do": "killed", "spared_by": spared_by}, b"payload")
+    assert payload == b"payload"
+    assert answer["pid"] != first
+
+
 def test_a_hung_child_is_ended_at_the_deadline(pool: ChildPool) -> None:
     pid = pid_of(pool)
     with pytest.raises(CompilerCrashed, match=r"did not finish within 0\.2 seconds"):
