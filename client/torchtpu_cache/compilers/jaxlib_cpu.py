@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from torchtpu_cache.compilers.base import Installation
-from torchtpu_cache_core.canonical.wire import LENGTH, VARINT, read_fields, read_varint
+from torchtpu_cache_core.canonical.wire import LENGTH, VARINT, read_fields, read_varint, varint_field
 from torchtpu_cache_core.errors import CompilerMissing, InvalidRequest
 
 INSTALL_HINT: Final = "pip install 'torchtpu-cache[workers]'"
+
+_PROFILE_VERSION_FIELD: Final = 5
+_MARK: Final = 1 << 40
 
 _VERSION_LINES: Final = (
     re.compile(r"^_release_version\b[^=\n]*=\s*['\"]([^'\"\n]+)['\"]", re.MULTILINE),
@@ -86,8 +89,17 @@ def initialise_kernels() -> None:
 
 
 def parse_options(xla_client: Any, serialised: bytes) -> Any:
-    """CompileOptions of bytes that `check_options` let pass; jaxlib takes any others for empty ones."""
-    return xla_client.CompileOptions.ParseFromString(serialised)
+    """CompileOptions of a serialised CompileOptionsProto.
+
+    Raises:
+        InvalidRequest: the bytes are none. jaxlib says nothing and keeps what it read so far, which depends on the
+            order of the fields, and the key does not.
+    """
+    read = xla_client.CompileOptions.ParseFromString
+    # A field behind all others arrives only where everything before it could be read.
+    if read(serialised + varint_field(_PROFILE_VERSION_FIELD, _MARK)).profile_version != _MARK:
+        raise InvalidRequest("the compile options are no serialised CompileOptionsProto: a field in them is malformed")
+    return read(serialised)
 
 
 def device_grid(options: Any) -> tuple[int, int]:

@@ -172,6 +172,15 @@ def test_a_cut_program_is_refused(cpu: Compiler, corpus: Path) -> None:
             cpu.compile(request_for(cpu, "cpu", program[:size]))
 
 
+@pytest.mark.parametrize("malformed", [length_field(1, b"\x01"), length_field(3, length_field(3, b"\x01"))])
+def test_options_with_a_malformed_field_are_refused_whatever_stands_before_it(cpu: Compiler, malformed: bytes) -> None:
+    """jaxlib reads up to there in silence, so the order of the fields would decide what is compiled."""
+    request = request_for(cpu, "cpu", ADD)
+    for options in (request.options + malformed, malformed + request.options):
+        with pytest.raises(CompileError, match="malformed"):
+            cpu.compile(dataclasses.replace(request, options=options))
+
+
 def test_options_that_are_no_message_are_refused(cpu: Compiler) -> None:
     request = dataclasses.replace(request_for(cpu, "cpu", ADD), options=b"\xff\xff")
     for action in (cpu.compile, lambda broken: cpu.load(b"", broken)):
