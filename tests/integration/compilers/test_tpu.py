@@ -13,6 +13,7 @@ from support.compilers import ADD, SHARDY_OPTIONS, SHARDY_SUM, SUM_OVER_PARTITIO
 from torchtpu_cache.compilers.base import ROAD_TOPOLOGY, Compiler
 from torchtpu_cache.compilers.children import ChildPool
 from torchtpu_cache.compilers.topology import EXAMPLES
+from torchtpu_cache.compilers.tpu import TpuCompiler
 from torchtpu_cache_core.canonical.environment import Environment
 from torchtpu_cache_core.canonical.options import encode_options
 from torchtpu_cache_core.errors import CompileError, CompilerCrashed, InvalidRequest, LoadError
@@ -84,6 +85,20 @@ def test_real_programs_compile(tpu: Compiler, corpus: Path, target_name: str, na
     assert 0 < compiled.compile_seconds < 60
     assert compiled.producer.isprintable()
     assert len(compiled.producer) <= 256
+
+
+def test_a_compile_leaves_no_log_file(fresh: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TPU_LOG_DIR", "TPU_MIN_LOG_LEVEL"):
+        monkeypatch.delenv(name, raising=False)
+    assert isinstance(fresh, TpuCompiler)
+    before = log_files()
+    fresh.compile(request_for(fresh, "v5e:2x2", ADD))
+    (pid,) = fresh._pool.pids()
+    assert not [path for path in log_files() - before if path.suffix == f".{pid}"]
+
+
+def log_files() -> set[Path]:
+    return {path for folder in ("/tmp", "/tmp/tpu_logs") for path in Path(folder).glob("tpu_driver.*")}
 
 
 def test_several_partitions_compile(tpu: Compiler) -> None:
