@@ -49,8 +49,8 @@ _START: Final = {
     "TPU_WORKER_ID": "0",
 }
 _LOGGING: Final = {"TPU_LOG_DIR": "disabled", "TPU_MIN_LOG_LEVEL": "3", "TPU_STDERR_LOG_LEVEL": "", "TPU_VMODULE": ""}
-"""Variables that a child takes over, and their defaults. libtpu takes `disabled` for a folder that is not there, and logs
-to /tmp, where each child would leave a file; at level 3 it opens one only when it aborts."""
+"""Variables that a child takes over, and their defaults. libtpu takes `disabled` for a folder that is not there and
+logs to /tmp, where each child would leave a file; at level 3 it opens one only when it aborts."""
 
 _MAX_PRODUCER_CHARS: Final = 256
 
