@@ -231,58 +231,83 @@ class Loaded:
     origins: dict[str, Origin]
 
 
-def load(flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None) -> Loaded:
+Complain = Callable[[ConfigError], None]
+
+
+def _refuse(error: ConfigError) -> None:
+    raise error
+
+
+def load(
+    flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None, complain: Complain = _refuse
+) -> Loaded:
     """Reads all layers.
 
     Args:
         flags: values given on the command line or in code, by setting name; None means not given.
+        complain: told of each unknown name and each value without sense; where it returns, the next layer counts.
 
     Raises:
-        ConfigError: an unknown name or a value without sense, in one sentence that says where.
+        ConfigError: by default, at the first complaint, in one sentence that says where.
     """
     environ = os.environ if environ is None else environ
     layers: list[tuple[Mapping[str, Any], Callable[[str], Origin]]] = [
         ({name: value for name, value in (flags or {}).items() if value is not None}, lambda _name: Origin("flag")),
-        (_variables(environ), lambda name: Origin("variable", _BY_NAME[name].variable)),
+        (_variables(environ, complain), lambda name: Origin("variable", _BY_NAME[name].variable)),
     ]
     for path in paths.config_files(environ):
-        layers.append((_file(path), lambda _name, path=path: Origin("file", str(path))))  # type: ignore[misc]
+        layers.append((_file(path, complain), lambda _name, path=path: Origin("file", str(path))))  # type: ignore[misc]
     values: dict[str, Any] = {}
     origins: dict[str, Origin] = {}
     for setting in SETTINGS:
         for layer, origin in layers:
-            if setting.name in layer:
-                origins[setting.name] = origin(setting.name)
-                try:
-                    values[setting.name] = setting.read(layer[setting.name])
-                except ConfigError as error:
-                    raise ConfigError(f"{setting.name} ({origins[setting.name]}): {error}") from None
-                break
+            if setting.name not in layer:
+                continue
+            where = origin(setting.name)
+            try:
+                values[setting.name] = setting.read(layer[setting.name])
+            except ConfigError as error:
+                complain(ConfigError(f"{setting.name} ({where}): {error}"))
+                continue
+            origins[setting.name] = where
+            break
         else:
             values[setting.name] = setting.default(environ)
             origins[setting.name] = Origin("default")
     return Loaded(Config(**values), origins)
 
 
-def _variables(environ: Mapping[str, str]) -> dict[str, str]:
+def _variables(environ: Mapping[str, str], complain: Complain) -> dict[str, str]:
     by_variable = {setting.variable: setting.name for setting in SETTINGS}
     unknown = [
         name
         for name in environ
         if (name == VARIABLE_PREFIX or name.startswith(f"{VARIABLE_PREFIX}_")) and name not in by_variable
     ]
-    if unknown:
-        raise ConfigError(f"{unknown[0]} is not a setting of torchtpu-cache{_did_you_mean(unknown[0], by_variable)}")
+    for name in unknown:
+        complain(ConfigError(f"{name} is not a setting of torchtpu-cache{_did_you_mean(name, by_variable)}"))
     return {by_variable[name]: value for name, value in environ.items() if name in by_variable}
 
 
-def _file(path: Path) -> dict[str, Any]:
+def _file(path: Path, complain: Complain) -> dict[str, Any]:
+    try:
+        values = _toml(path)
+    except ConfigError as error:
+        complain(error)
+        return {}
+    for name in values.keys() - _BY_NAME.keys():
+        complain(ConfigError(f"{path}: {name!r} is not a setting{_did_you_mean(name, _BY_NAME)}"))
+    return values
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    """What the file holds, nothing if there is none; ConfigError where it cannot be read."""
     try:
         with open_regular(path, follows_links=True) as file:
             raw = file.read(_MAX_FILE_BYTES + 1)
         if len(raw) > _MAX_FILE_BYTES:
             raise ValueError(f"it is over {_MAX_FILE_BYTES:,} bytes")
-        values = tomllib.loads(raw.decode())
+        return tomllib.loads(raw.decode())
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except RecursionError:
@@ -290,10 +315,6 @@ def _file(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:  # also a number of more digits than Python reads
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"{path} cannot be read: {reason}") from None
-    for name in values:
-        if name not in _BY_NAME:
-            raise ConfigError(f"{path}: {name!r} is not a setting{_did_you_mean(name, _BY_NAME)}")
-    return values
 
 
 def _did_you_mean(name: str, known: Mapping[str, object]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from torchtpu_cache_core.canonical.options import options_components
@@ -87,7 +87,7 @@ class Request:
         executable_format: FORMAT_PJRT or FORMAT_JAXLIB.
     """
 
-    program: bytes
+    program: bytes = field(repr=False)
     options: bytes
     target: Target
     environment: Environment

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from torchtpu_cache.result import Result
 from torchtpu_cache_core import config as configuration
 from torchtpu_cache_core.canonical.environment import Environment
 from torchtpu_cache_core.canonical.options import encode_options
-from torchtpu_cache_core.errors import Bypass, InvalidRequest
+from torchtpu_cache_core.errors import Bypass, ConfigError, InvalidRequest
 from torchtpu_cache_core.request import Request, Target
 
 if TYPE_CHECKING:
@@ -26,14 +27,16 @@ if TYPE_CHECKING:
     from torchtpu_cache.counters import Tier
     from torchtpu_cache_core.names import Key
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class CompiledProgram:
     """An executable, with where it came from."""
 
-    request: Request
+    request: Request = field(repr=False)
     result: Result
-    _compiler: Compiler
+    _compiler: Compiler = field(repr=False)
 
     @property
     def key(self) -> Key | None:
@@ -151,13 +154,14 @@ def compile(
 
     Raises:
         CompileError: XLA cannot make it; CompilerMissing says what to install.
-        InvalidRequest: there is no such target, or the program is empty.
-        ConfigError: a setting of this process has no sense.
+        InvalidRequest: there is no such target, or the program is empty or is a file's name.
         OSError: the named file cannot be read.
     """
     if isinstance(program, os.PathLike):
         program = Path(program).read_bytes()
     elif isinstance(program, str):
+        if "\n" not in program and Path(program).is_file():
+            raise InvalidRequest(f"{program!r} names a file; pass pathlib.Path({program!r}) to compile what is in it")
         program = program.encode()
     return compile_with(default_assembly(), program, target=target, options=options)
 
@@ -180,12 +184,28 @@ def default_assembly() -> Assembly:
     global _default
     with _default_lock:
         if _default is None or _default[0] != os.getpid():
-            _default = (os.getpid(), assemble(configuration.load().config))
+            _default = (os.getpid(), _assembly_of_a_job())
             atexit.register(_close_default, os.getpid())
         return _default[1]
 
 
+def _assembly_of_a_job() -> Assembly:
+    """A setting without sense stops a command, and never a job: it is warned about once, and does not count."""
+    config = configuration.load(complain=_warn).config
+    try:
+        return assemble(config)
+    except ConfigError as error:
+        _warn(error)
+        return assemble(replace(config, remote=None, custom_call_targets=()))
+
+
+def _warn(error: ConfigError) -> None:
+    _log.warning("%s (going on without that setting)", error)
+
+
 def _close_default(pid: int) -> None:
-    if _default is not None and _default[0] == pid == os.getpid():
+    if _default is None or not _default[0] == pid == os.getpid():
+        return
+    with contextlib.suppress(KeyboardInterrupt):  # who does not want to wait: the spool stays for the next run
         _default[1].node.drain(_default[1].config.drain_seconds)
-        _default[1].close()
+    _default[1].close()

@@ -92,7 +92,7 @@ def assemble(config: Config) -> Assembly:
     """All parts for `config`.
 
     Raises:
-        ConfigError: the remote's URL is not one that may be used.
+        ConfigError: the remote's URL is not one that may be used, or an allowed custom call is none.
     """
     folder = None if config.mode is Mode.OFF else cache_folder(config)
     identities = FileIdentities(None if folder is None else folder / "memo")

@@ -24,7 +24,7 @@ from torchtpu_cache_core.manifest import Attestation
 from torchtpu_cache_core.names import DEFAULT_NAMESPACE, Key, Namespace
 from torchtpu_cache_core.request import ProgramResolver, Request, ResolvedRequest, resolve
 from torchtpu_cache_core.singleflight import SingleFlight
-from torchtpu_cache_core.store import CHEAP_COMPILE_SECONDS, Store
+from torchtpu_cache_core.store import CHEAP_COMPILE_SECONDS, Store, Stored
 
 if TYPE_CHECKING:
     from torchtpu_cache.compilers.base import Compiled, Compiler, Loaded, Progress
@@ -164,7 +164,8 @@ class Node:
     def _look_up(self, resolved: ResolvedRequest, ask: _Ask) -> Result | None:
         hits: list[Result] = []
 
-        def accept(tier: Tier, entry: Entry) -> bool:
+        def accept(tier: Tier, stored: Stored) -> bool:
+            entry = stored.entry
             executable = entry.executable()
             loaded = ask.loaded(executable)
             hits.append(
@@ -179,6 +180,8 @@ class Node:
                     loaded=loaded,
                 )
             )
+            if tier is Tier.DISK:
+                self._offer(stored)
             return True
 
         if not self._tiers.find(resolved, accept):
@@ -186,6 +189,17 @@ class Node:
         (hit,) = hits
         self.counters.hit(hit.tier, hit.seconds_saved)
         return hit
+
+    def _offer(self, stored: Stored) -> None:
+        """Sees to it that the remote gets what this machine compiled before it had this remote."""
+        if self._spool is None or not self.mode.publishes or self._machine_key is None or stored.attestation is None:
+            return
+        try:
+            if stored.attestation.made_by_machine(self._machine_key, self._namespace, stored.entry):
+                self._spool.offer(stored.entry)
+        except Exception:
+            _log.exception("an entry could not be offered to the remote")
+            self.counters.not_published("internal")
 
     def _compile(self, resolved: ResolvedRequest, ask: _Ask) -> Result:
         compiled = self._run(ask)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torchtpu_cache.counters import Tier
@@ -30,7 +30,7 @@ class Result:
 
     key: Key | None
     tier: Tier
-    executable: bytes | memoryview
+    executable: bytes | memoryview = field(repr=False)
     digest: Digest | None
     entry_bytes: int
     seconds: float

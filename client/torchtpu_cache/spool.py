@@ -14,6 +14,7 @@ import enum
 import fcntl
 import hashlib
 import logging
+import math
 import os
 import random
 import threading
@@ -35,7 +36,7 @@ from torchtpu_cache_core.errors import (
 )
 from torchtpu_cache_core.names import Key, Namespace
 from torchtpu_cache_core.regular import open_regular
-from torchtpu_cache_core.store import Store
+from torchtpu_cache_core.store import CHEAP_COMPILE_SECONDS, Store
 from torchtpu_cache_core.stores.failures import has_no_locks
 
 _log = logging.getLogger(__name__)
@@ -46,6 +47,10 @@ _ABANDONED_SECONDS: Final = 3600.0
 _STUCK_SECONDS: Final = 2.0
 _FINAL: Final = frozenset({FailureKind.TOO_LARGE, FailureKind.FORBIDDEN, FailureKind.READ_ONLY})
 """Refusals that a retry will not change. A missing or stale login may be mended, so those entries wait."""
+
+_MARKS: Final = "sent"
+_MARK_SECONDS: Final = 86_400.0
+"""How long an entry counts as known to the remote: a remote that lost it is offered it again a day later."""
 
 _OF_THIS_ENTRY: Final = frozenset({FailureKind.CORRUPT, FailureKind.FULL})
 """Failures that say nothing of the next entry: bytes damaged on their way, or no room for one of this size."""
@@ -155,6 +160,37 @@ class Spool:
         self._wake.set()
         return True
 
+    def offer(self, entry: Entry) -> None:
+        """Keeps an entry of this machine's disk tier for upload, unless the remote is known to have it.
+
+        So that what was compiled before there was a remote, or for another one, reaches this one too.
+        """
+        try:
+            age_seconds = self._clock.time() - self._mark(entry.key).stat().st_mtime
+        except OSError:
+            age_seconds = math.inf
+        if age_seconds > _MARK_SECONDS and entry.header.compile_seconds >= CHEAP_COMPILE_SECONDS:
+            self.add(entry, durable=False)  # the disk tier still has it
+
+    def _mark(self, key: Key) -> Path:
+        return self._folder / _MARKS / key
+
+    def _remember(self, key: Key) -> None:
+        """Notes that the remote has an entry of `key`; where that cannot be noted, it is offered again."""
+        mark = self._mark(key)
+        with contextlib.suppress(OSError):
+            mark.parent.mkdir(mode=0o700, exist_ok=True)
+            mark.touch(mode=0o600)
+            now = self._clock.time()
+            os.utime(mark, (now, now))
+
+    def _forget_old_marks(self) -> None:
+        with contextlib.suppress(OSError), os.scandir(self._folder / _MARKS) as found:
+            for entry in found:
+                with contextlib.suppress(OSError, InvalidName):
+                    if self._clock.time() - entry.stat(follow_symlinks=False).st_mtime > _MARK_SECONDS:
+                        self._mark(Key(entry.name)).unlink()
+
     def _write(self, entry: Entry, durable: bool) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = self._folder / f".{entry.key}.{os.getpid()}.{random.getrandbits(64):016x}.tmp"
@@ -183,6 +219,7 @@ class Spool:
     def resume(self) -> None:
         """Starts to upload what an earlier run left behind, if there is anything."""
         self._collect_abandoned()
+        self._forget_old_marks()
         if _pending(self._folder):
             self._start()
             self._wake.set()
@@ -283,6 +320,7 @@ class Spool:
                 return _Outcome.DONE
             return _Outcome.LATER if error.kind in _OF_THIS_ENTRY else _Outcome.REMOTE_AWAY
         self._counters.published(outcome.status)
+        self._remember(entry.key)
         _remove(path, file)
         return _Outcome.DONE
 

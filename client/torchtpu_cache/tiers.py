@@ -32,7 +32,7 @@ class _Tiered:
     store: Store
 
 
-Accept = Callable[[Tier, Entry], bool]
+Accept = Callable[[Tier, Stored], bool]
 """Unpacks and loads an entry, and says that it is good.
 
 Raises:
@@ -71,7 +71,7 @@ class Tiers:
             stored = self._get(tiered, resolved)
             if stored is None:
                 nearer.append(tiered)
-            elif self._accepted(tiered, stored.entry, accept):
+            elif self._accepted(tiered, stored, accept):
                 for each in nearer:
                     self._keep(each, stored.entry, stored.attestation)
                 return True
@@ -108,16 +108,16 @@ class Tiers:
             self._counters.failure(tiered.tier, "internal")
         return None
 
-    def _accepted(self, tiered: _Tiered, entry: Entry, accept: Accept) -> bool:
+    def _accepted(self, tiered: _Tiered, stored: Stored, accept: Accept) -> bool:
         try:
-            return accept(tiered.tier, entry)
+            return accept(tiered.tier, stored)
         except CorruptEntry as error:
-            self._set_aside(tiered, entry.key, error)
+            self._set_aside(tiered, stored.entry.key, error)
         except LoadError as error:
             self._sparing.warning(f"{tiered.tier}.load", "an entry of the %s tier did not load: %s", tiered.tier, error)
             self._counters.failure(tiered.tier, "load")
             if error.blames_entry:
-                self._free(tiered, entry.key, CorruptReason.PAYLOAD)
+                self._free(tiered, stored.entry.key, CorruptReason.PAYLOAD)
         except MemoryError:
             self._counters.failure(tiered.tier, "memory")
         return False

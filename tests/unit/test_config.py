@@ -139,3 +139,14 @@ def test_the_document_names_every_setting() -> None:
 def test_senseless_sizes(text: object) -> None:
     with pytest.raises(ConfigError):
         parse_size(text)  # type: ignore[arg-type]
+
+
+def test_a_job_goes_on_without_the_settings_that_have_no_sense(tmp_path: Path, environ: dict[str, str]) -> None:
+    write_file(tmp_path, 'namespace = "file"\nfuture = 1\n')
+    told: list[str] = []
+    variables = {"TORCHTPU_CACHE_NAMESPACE": "Not/One", "TORCHTPU_CACHE_FUTURE": "1", "TORCHTPU_CACHE": "read"}
+    loaded = config.load({}, environ | variables, complain=lambda error: told.append(str(error)))
+    assert loaded.config.namespace == "file"
+    assert loaded.config.mode is Mode.READ
+    assert len(told) == 3
+    assert str(loaded.origins["namespace"]).startswith("file ")

@@ -21,6 +21,7 @@ from torchtpu_cache_core.manifest import Attestation
 from torchtpu_cache_core.names import Namespace
 from torchtpu_cache_core.store import PutOutcome, Store
 from torchtpu_cache_core.stores.memory import MemoryStore
+from torchtpu_cache_core.testing.clock import ManualClock
 
 
 def entry(name: str = "one", *, size: int = 1000, compile_seconds: float = 1.0) -> Entry:
@@ -194,6 +195,32 @@ def test_a_damaged_file_is_never_sent_and_goes_away(tmp_path: Path, damage: str)
     assert remote.stats().entries == 0
     assert made.stats().entries == 0
     assert counted(made, "failures") == {"spool.corrupt": 1}
+
+
+def test_what_the_remote_does_not_have_is_offered_once_a_day(tmp_path: Path) -> None:
+    clock = ManualClock(time.time())
+    remote = MemoryStore(limit_bytes=1 << 20)
+    made = idle(Spool(tmp_path / "spool", remote, Counters(), limit_bytes=1 << 20, clock=clock))
+    one = entry()
+    for _ in range(2):
+        made.offer(one)
+        made.run_once()
+    assert remote.contains(one.key)
+    assert counted(made, "published") == {"created": 1}
+    remote.delete(one.key)
+    clock.advance(86_401)
+    made.offer(one)
+    made.run_once()
+    assert remote.contains(one.key)
+    clock.advance(86_401)
+    made.resume()
+    assert list((tmp_path / "spool" / "sent").iterdir()) == []
+
+
+def test_a_cheap_program_is_not_offered(tmp_path: Path) -> None:
+    made = idle(spool(tmp_path, MemoryStore(limit_bytes=1 << 20)))
+    made.offer(entry(compile_seconds=0.001))
+    assert made.stats().entries == 0
 
 
 def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
