@@ -101,7 +101,7 @@ class Room:
                 self._accept(ledger, scans)
                 excess = self._booked(ledger, shard, size_bytes)
         try:
-            self._keep_limits(excess)
+            self._keep_limits(self._counted(excess))
             self._keep_free_space(size_bytes)
         except BaseException:
             self.settle(shard, size_bytes, None)
@@ -161,6 +161,21 @@ class Room:
     def snapshot(self) -> Ledger:
         """The ledger as it stands, without a lock."""
         return self._account.snapshot()
+
+    def _counted(self, excess: Excess) -> Excess:
+        """`excess`, if every shard has a share in it that was counted; else what is found when the others are scanned.
+
+        Of a lost account most is an estimate, and entries are removed, or a put refused, on facts alone. It takes one
+        look at each shard, once in the life of an account.
+        """
+        ledger = self._account.snapshot() if excess else None
+        unseen = [] if ledger is None else [n for n in range(SHARDS) if not ledger.scanned_seconds[n]]
+        if ledger is None or not unseen:
+            return excess
+        scans = [self._scanned(shard, ledger.changes[shard]) for shard in unseen]
+        with self._account.changing() as shared:
+            self._accept(shared, scans)
+            return self._limits.excess(shared)
 
     def _booked(self, ledger: Ledger, shard: int, size_bytes: int) -> Excess:
         ledger.reserve(shard, size_bytes)

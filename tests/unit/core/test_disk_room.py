@@ -69,6 +69,21 @@ def test_a_lost_account_does_not_lose_the_limit(bench: Bench) -> None:
     assert len(list(store.iterate())) <= 200
 
 
+def test_a_lost_account_costs_no_entry_while_there_is_room(bench: Bench) -> None:
+    """Some shards hold many times what others do; an estimate from those would empty the store."""
+    store = bench.open(limit_entries=100)
+    entries = [entry_for(f"kept {i}") for i in range(3000)]
+    first = min(shard_of(entry.key) for entry in entries)
+    crowded = [entry for entry in entries if shard_of(entry.key) == first]
+    kept = [*crowded, *[entry for entry in entries if entry not in crowded][:60]]
+    for entry in kept:
+        store.put(entry)
+    bench.layout.account.unlink()
+    assert store.put(entry_for("one more")).status is PutStatus.CREATED
+    assert store.stats().entries == len(kept) + 1
+    assert all(store.contains(entry.key) for entry in kept)
+
+
 def test_deletes_by_others_are_noticed(bench: Bench) -> None:
     store = bench.open()
     entries = [entry_for(f"kept {i}") for i in range(10)]
