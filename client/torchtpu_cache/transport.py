@@ -209,9 +209,19 @@ class Transport:
                     f"the certificate of {self._endpoint.authority} does not verify ({error.verify_message})",
                     FailureKind.PROTOCOL,
                 ) from error
+            except ssl.SSLError as error:
+                if error.reason not in _NO_TLS:
+                    raise
+                raise StoreRefused(
+                    f"{self._endpoint.authority} does not speak TLS; use http:// for it", FailureKind.PROTOCOL
+                ) from error
             would_block = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
             send_flags = 0  # an SSLSocket takes none
         return Connection(Stream(sock, self._clock, would_block, send_flags), self._endpoint, self._patience)
+
+
+_NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"})
+"""What OpenSSL calls an answer in plain text, by release."""
 
 
 def _reason(error: OSError) -> str:

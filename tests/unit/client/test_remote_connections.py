@@ -427,6 +427,17 @@ def test_a_peer_without_tls_is_no_https(certificate: Path) -> None:
         assert caught.value.kind in (FailureKind.RESET, FailureKind.TIMEOUT)
 
 
+def test_a_peer_that_answers_tls_in_plain_text_is_said_to_speak_none() -> None:
+    def script(connection: socket.socket) -> None:
+        connection.recv(4096)
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+    with RawServer(script) as server, patient(server.url.replace("http:", "https:")) as store:
+        with pytest.raises(StoreRefused, match="use http:// for it") as caught:
+            store.get(ENTRY.key)
+        assert caught.value.kind is FailureKind.PROTOCOL
+
+
 # ---- imports ---------------------------------------------------------------------------------------------------
 
 
