@@ -128,9 +128,37 @@ def test_a_url_without_a_password_is_shown_as_it_is() -> None:
 
 def test_the_document_names_every_setting() -> None:
     text = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
-    rows = [line.split("|")[1:5] for line in text.splitlines() if line.startswith("| `")]
-    documented = {cells[0].strip(" `"): (cells[1].strip(" `"), cells[3].strip()) for cells in rows}
-    assert documented == {setting.name: (setting.variable, setting.help) for setting in config.SETTINGS}
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| `")]
+    documented = [(name.strip("`"), variable.strip("`"), meaning) for name, variable, _default, meaning, _flag in rows]
+    assert documented == [(setting.name, setting.variable, setting.help) for setting in config.SETTINGS]
+    flags = {name.strip("`"): flag.strip("`") for name, _variable, _default, _meaning, flag in rows if flag != "none"}
+    assert flags == {
+        "remote": "--remote",
+        "namespace": "--namespace",
+        "dir": "--cache-dir",
+        "data_dir": "--data-dir",
+        "listen": "--listen",
+        "max_service_bytes": "--max-size",
+    }
+    assert set(flags.values()) <= _flags_of_the_command_line()
+
+
+def _flags_of_the_command_line() -> set[str]:
+    import typer.main
+
+    from torchtpu_cache.cli.main import app
+    from torchtpu_cache_server.commands import register
+
+    whole = typer.Typer()
+    whole.add_typer(app)
+    register(whole)
+    flags: set[str] = set()
+    commands = [typer.main.get_command(whole)]
+    while commands:
+        command = commands.pop()
+        flags.update(option for parameter in command.params for option in parameter.opts)
+        commands.extend(getattr(command, "commands", {}).values())
+    return flags
 
 
 @pytest.mark.parametrize(
