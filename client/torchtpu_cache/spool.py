@@ -18,6 +18,7 @@ import math
 import os
 import random
 import threading
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -137,7 +138,8 @@ class Spool:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._thread_lock = threading.Lock()  # guards _thread
-        self._pass_lock = threading.Lock()  # one drain of this process at a time
+        self._pass_lock = threading.Lock()  # one drain of this process at a time; guards _failed
+        self._failed: Counter[str] = Counter()
 
     def add(self, entry: Entry, *, durable: bool) -> bool:
         """Keeps `entry` for upload and wakes the uploader. False, counted, where it could not be kept.
@@ -256,7 +258,8 @@ class Spool:
     def run_once(self, deadline: float | None = None) -> int:
         """Tries every waiting entry once, the most compile seconds per byte first; gives how many must wait.
 
-        Stops early where the remote is unavailable: the others would only fail the same way.
+        One that failed before comes after those that did not, so that an entry whose upload never ends starves no
+        other. Stops early where the remote is unavailable: the others would only fail the same way.
         """
         with self._pass_lock:
             failed = 0
@@ -264,6 +267,7 @@ class Spool:
                 if self._stop.is_set() or (deadline is not None and self._clock.monotonic() >= deadline):
                     break
                 outcome = self._upload(path)
+                self._failed[path.name] += outcome is not _Outcome.DONE
                 if outcome is _Outcome.REMOTE_AWAY:
                     return failed + 1
                 failed += outcome is _Outcome.LATER
@@ -279,7 +283,7 @@ class Spool:
             except (OSError, StoreError):
                 return 0.0
 
-        return sorted(_pending(self._folder), key=worth, reverse=True)
+        return sorted(_pending(self._folder), key=lambda path: (self._failed[path.name], -worth(path)))
 
     def _upload(self, path: Path) -> _Outcome:
         try:

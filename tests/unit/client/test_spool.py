@@ -159,6 +159,22 @@ def test_the_most_compile_seconds_per_byte_go_first(tmp_path: Path) -> None:
     assert order[0] == "worth most"
 
 
+def test_an_entry_that_never_gets_through_starves_no_other(tmp_path: Path) -> None:
+    class Choking(MemoryStore):
+        def put(self, entry: Entry, attestation: Attestation | None = None) -> PutOutcome:
+            if entry.header.components[0].shown == "worth most":
+                raise StoreUnavailable("took too long", FailureKind.TIMEOUT)
+            return super().put(entry, attestation)
+
+    remote = Choking(limit_bytes=1 << 20)
+    made, other = idle(spool(tmp_path, remote)), entry("other")
+    made.add(entry("worth most", compile_seconds=100), durable=False)
+    made.add(other, durable=False)
+    for _ in range(2):
+        made.run_once()
+    assert remote.contains(other.key)
+
+
 def test_a_full_spool_takes_no_more_and_says_so(tmp_path: Path) -> None:
     made = idle(spool(tmp_path, MemoryStore(limit_bytes=1 << 20), limit_bytes=2000))
     assert made.add(entry("one"), durable=False)
