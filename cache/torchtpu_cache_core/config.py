@@ -204,7 +204,7 @@ SETTINGS: Final = (
     _setting("min_free_bytes", parse_size, "1GiB", "space that the disk tier leaves free on its filesystem"),
     _setting("max_memory_bytes", parse_size, "1GiB", "limit of the memory tier"),
     _setting("max_spool_bytes", parse_size, "4GiB", "what may wait for the remote"),
-    _setting("drain_seconds", _seconds, 30.0, "how long a command waits for its uploads before it exits"),
+    _setting("drain_seconds", _seconds, 30.0, "how long a command or a job waits for its uploads at its end"),
     _setting("compile_timeout_seconds", _seconds, 7200.0, "when a compile counts as hung"),
     _setting("custom_call_targets", _targets, (), "custom-call targets that may be cached besides the built-in list"),
 )
