@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import typer
 
@@ -18,6 +19,7 @@ EXIT_USAGE: Final = 2
 EXIT_PARTLY: Final = 3
 
 _UNFOLDED_COLUMNS: Final = 1000
+_NARROWEST_TEXT: Final = 8
 
 JSON_SCHEMA: Final = 1
 """Goes up when a field of any `--json` answer changes its meaning or goes away."""
@@ -29,8 +31,9 @@ def print_json(value: dict[str, Any]) -> None:
 
 
 def note(message: str) -> None:
-    """A line about the work."""
-    print(message, file=sys.stderr, flush=True)
+    """A line about the work, above the progress line where there is one. Nobody may be there to read it."""
+    with contextlib.suppress(BrokenPipeError):
+        print(message, file=sys.stderr, flush=True)
 
 
 def fail(message: str, code: int = EXIT_FAILED) -> NoReturn:
@@ -44,26 +47,61 @@ def console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() or "COLUMNS" in os.environ else _UNFOLDED_COLUMNS
+    width = None if (stream is not None and stream.isatty()) or "COLUMNS" in os.environ else _UNFOLDED_COLUMNS
     return Console(stderr=stderr, width=width, highlight=False)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset()) -> None:
     """A plain table; `right` names the columns that are numbers. Cells are text, never markup.
 
-    Where the terminal is narrow, texts beyond the first column are folded.
+    Where the terminal is narrow, texts are folded, the widest first, and numbers stay whole. No line ends in blanks.
     """
     from rich.box import SIMPLE_HEAD
+    from rich.cells import cell_len
+    from rich.segment import Segment
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=0)
+    narrowest = len(columns) - 1
     for index, column in enumerate(columns):
-        justify: Literal["left", "right"] = "right" if index in right else "left"
-        table.add_column(column, justify=justify, no_wrap=index == 0 or index in right, overflow="fold")
+        parts = [part for cell in (column, *(row[index] for row in rows)) for part in cell.splitlines()]
+        width = max(map(cell_len, parts), default=0)
+        if index in right:
+            table.add_column(Text(column), justify="right", no_wrap=True, min_width=width)
+        else:
+            width = min(width, _NARROWEST_TEXT)
+            table.add_column(Text(column), overflow="fold", min_width=width)
+        narrowest += width
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    console().print(table)
+    screen = console()
+    options = screen.options.update(width=max(screen.width, narrowest))
+    line_character = "-" if options.ascii_only else "─"
+    options.encoding = "utf-8"  # else Rich would draw another box, with borders
+    lines = []
+    for segments in Segment.split_lines(screen.render(table, options)):
+        line = Text.assemble(*((segment.text, segment.style or "") for segment in segments))
+        line.rstrip()
+        lines.append(line)
+    rule = next(index for index, line in enumerate(lines) if set(line.plain) == {"─"})
+    widest = max(line.cell_len for index, line in enumerate(lines) if index != rule)
+    lines[rule] = Text(line_character * widest)
+    screen.print(Text("\n").join(lines), soft_wrap=True)
+
+
+def counted(number: int, singular: str, plural: str | None = None) -> str:
+    """`1 entry`, `2,000 entries`."""
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
+
+
+def human_limit(size: int | None) -> str:
+    """A limit as people write it in the settings: `20 GiB` or `50 GB` where that is exact, else as `human_bytes`."""
+    for base, units in ((1024, ("TiB", "GiB", "MiB")), (1000, ("TB", "GB", "MB"))):
+        for power, unit in zip((4, 3, 2), units, strict=True):
+            if size and size % base**power == 0:
+                return f"{size // base**power} {unit}"
+    return human_bytes(size)
 
 
 def human_bytes(size: int | None) -> str:
