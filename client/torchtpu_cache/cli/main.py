@@ -9,12 +9,14 @@ import importlib.metadata
 import logging
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from torchtpu_cache.cli import cache, compile, config, demo, dev, doctor, status
 from torchtpu_cache.cli.output import EXIT_FAILED, EXIT_USAGE, note
+
+_OUR_LOGGERS: Final = ("torchtpu_cache", "torchtpu_cache_core", "torchtpu_cache_server")
 
 app = typer.Typer(
     name="torchtpu-cache",
@@ -34,6 +36,16 @@ app.add_typer(dev.app, name="dev")
 app.add_typer(config.app, name="config")
 
 
+class _Notes(logging.Handler):
+    """Log lines go the way of all notes: standard error as it is now, which may be under a progress line."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            note(self.format(record))
+        except Exception:
+            self.handleError(record)
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         from torchtpu_cache_core import __version__
@@ -51,9 +63,10 @@ def _root(
         bool, typer.Option("--verbose", "-v", help="Show what the cache does, on standard error.")
     ] = False,
 ) -> None:
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr
-    )
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", handlers=[_Notes()])
+    if verbose:
+        for name in _OUR_LOGGERS:
+            logging.getLogger(name).setLevel(logging.INFO)
 
 
 def _add_commands_of_other_packages() -> None:
@@ -67,7 +80,10 @@ def main() -> None:
 
     _add_commands_of_other_packages()
     try:
-        app()
+        try:
+            app()
+        finally:
+            print(end="", flush=True)  # here, where a reader that has gone away is expected
     except (ConfigError, InvalidName, InvalidRequest) as error:
         note(f"error: {error}")
         sys.exit(EXIT_USAGE)
