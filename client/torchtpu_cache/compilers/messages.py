@@ -9,6 +9,8 @@ _MAX_CHARS: Final = 400
 _MAX_LINES: Final = 2
 
 _LOCATION: Final = re.compile(r"^(?:[A-Z_]+: )?(?:\S*:\d+:\d+|<unknown>:\d+): (?:error|note): ")
+# XLA's last line of any module that it cannot parse, with guesses at causes that are seldom right.
+_UNPARSED: Final = re.compile(r"^Failed to parse using StableHLO(?: (v[\d.]+))?")
 _GLOG: Final = re.compile(r"^[IWEF]\d{4,8} [\d:.]+\s+\d+ \S+:\d+\] ")
 _STACK: Final = re.compile(
     r"^\s*(?:@\s|\*\*\*|#\d+\s|PC:|===|Fatal Python error|(?:Current )?[Tt]hread 0x|File \"|Extension modules)"
@@ -20,7 +22,12 @@ _FATAL: Final = re.compile(r"^(?:F\d{4,8} |ERROR: |terminate called|.*Check fail
 def shorten(message: str) -> str:
     """The first lines of a compiler's message as one printable sentence, without source positions."""
     lines = [_LOCATION.sub("", line.strip()) for line in message.splitlines() if line.strip()]
+    unparsed = next(filter(None, map(_UNPARSED.match, lines)), None)
+    lines = [line for line in lines if not _UNPARSED.match(line)]
     text = "; ".join(lines[:_MAX_LINES]).rstrip(".")
+    if unparsed is not None:
+        newest = f" (up to {unparsed[1]})" if unparsed[1] else ""
+        text = f"it is no StableHLO module that this XLA can read{newest}" + (f": {text}" if text else "")
     text = "".join(char if char.isprintable() else " " for char in text)
     if len(text) > _MAX_CHARS:
         text = text[: _MAX_CHARS - 1] + "…"

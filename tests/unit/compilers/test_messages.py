@@ -16,6 +16,12 @@ NOISE = "I1130 11:51:58.903340    5765 pjrt_client.cc:579] PjRt-IFRT device coun
         ("RESOURCE_EXHAUSTED: out of HBM", "RESOURCE_EXHAUSTED: out of HBM"),
         ("  \n\n", "the compiler gave no reason"),
         ("a\x1b[31mb\tc", "a [31mb c"),
+        (
+            "UNKNOWN: -:1:1: error: custom op 'not' is unknown\nFailed to parse using StableHLO v1.17.0, this could "
+            "indicate forward incompatibility, >12w old unsupported plugin, or a portable artifact",
+            "it is no StableHLO module that this XLA can read (up to v1.17.0): custom op 'not' is unknown",
+        ),
+        ("Failed to parse using StableHLO", "it is no StableHLO module that this XLA can read"),
     ],
 )
 def test_a_message_becomes_a_sentence(message: str, short: str) -> None:
