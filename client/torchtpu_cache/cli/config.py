@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from torchtpu_cache.cli.options import Json
-from torchtpu_cache.cli.output import print_json, print_table
+from torchtpu_cache.cli.output import human_limit, print_json, print_table
 
 app = typer.Typer(help="Settings and their origins.", no_args_is_help=True)
 
@@ -34,8 +34,17 @@ def show(
         return
     rows = []
     for setting in config.SETTINGS:
-        value = values[setting.name]
-        text = "-" if value in (None, []) else str(value)
-        beside = [str(loaded.origins[setting.name])] if origin else [setting.help]
-        rows.append([setting.name, text, *beside])
+        beside = str(loaded.origins[setting.name]) if origin else setting.help
+        rows.append([setting.name, _as_written(setting.name, values[setting.name]), beside])
     print_table(["setting", "value", "origin" if origin else "meaning"], rows)
+
+
+def _as_written(name: str, value: Any) -> str:
+    """A value as people write it into a variable or a file."""
+    if value in (None, []):
+        return "-"
+    if isinstance(value, list):
+        return ",".join(value)
+    if name.endswith("_bytes"):
+        return human_limit(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)

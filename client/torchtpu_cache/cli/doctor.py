@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from torchtpu_cache.cli.options import CacheDir, Json, NamespaceName, Remote
-from torchtpu_cache.cli.output import EXIT_FAILED, human_bytes, human_seconds, print_json, print_table
+from torchtpu_cache.cli.output import (
+    EXIT_FAILED,
+    counted,
+    human_bytes,
+    human_limit,
+    human_seconds,
+    print_json,
+    print_table,
+)
 
 if TYPE_CHECKING:
     from torchtpu_cache_core.config import Config
@@ -97,17 +105,19 @@ def _examine_folder(settings: Config, checks: list[Check]) -> Path | None:
     except (CacheError, OSError) as error:
         checks.append(Check("cache folder", FAILED, f"{error}; executables stay in memory, so set TORCHTPU_CACHE_DIR"))
         return None
-    found = f"{folder}: {stats.entries:,} entries, {human_bytes(stats.size_bytes)} of {human_bytes(stats.limit_bytes)}"
-    checks.append(Check("cache folder", OK, found))
+    held = f"{counted(stats.entries, 'entry', 'entries')}, {human_bytes(stats.size_bytes)}"
+    checks.append(Check("cache folder", OK, f"{folder}: {held} of {human_limit(stats.limit_bytes)}"))
     free = shutil.disk_usage(folder).free
     if free < settings.min_free_bytes:
-        less = f"{human_bytes(free)} free is less than min_free_bytes ({human_bytes(settings.min_free_bytes)})"
+        less = f"{human_bytes(free)} free is less than min_free_bytes ({human_limit(settings.min_free_bytes)})"
         checks.append(Check("disk space", WARNING, f"{less}; nothing is stored until there is more"))
     else:
         checks.append(Check("disk space", OK, f"{human_bytes(free)} free"))
     if quarantined:
         hint = "look at them with `torchtpu-cache cache verify`"
-        checks.append(Check("bad entries", WARNING, f"{quarantined} entries were bad and are set aside; {hint}"))
+        checks.append(
+            Check("bad entries", WARNING, f"{counted(quarantined, 'bad entry', 'bad entries')} set aside; {hint}")
+        )
     return folder
 
 
@@ -195,10 +205,6 @@ def _examine_spool(settings: Config, folder: Path) -> Check:
 
     waiting = waiting_for_remote(settings, folder)
     if waiting["entries"]:
-        size = human_bytes(waiting["size_bytes"])
-        return Check(
-            "uploads",
-            WARNING,
-            f"{waiting['entries']} executables ({size}) wait for the remote; the next run sends them",
-        )
+        what = f"{counted(waiting['entries'], 'executable')}, {human_bytes(waiting['size_bytes'])}"
+        return Check("uploads", WARNING, f"{what}, for the remote; the next compile sends what waits")
     return Check("uploads", OK, "nothing waits for the remote")

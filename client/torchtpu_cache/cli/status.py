@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torchtpu_cache.cli.options import CacheDir, Json, NamespaceName, Remote, read_config
-from torchtpu_cache.cli.output import human_bytes, human_seconds, print_json
+from torchtpu_cache.cli.output import counted, human_bytes, human_limit, human_seconds, print_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,14 +27,16 @@ def status(
     if "error" in disk:
         print(f"disk       {disk['error']}")
     else:
-        limits = f"of {human_bytes(disk['limit_bytes'])}, {disk['quarantined']} set aside"
-        print(f"disk       {disk['entries']:,} entries, {human_bytes(disk['size_bytes'])} {limits} ({disk['dir']})")
+        limits = f"of {human_limit(disk['limit_bytes'])}, {disk['quarantined']} set aside"
+        held = f"{counted(disk['entries'], 'entry', 'entries')}, {human_bytes(disk['size_bytes'])}"
+        print(f"disk       {held} {limits} ({disk['dir']})")
     if answer is None:
         print("remote     none (set TORCHTPU_CACHE_REMOTE or pass --remote)")
     else:
         health = f"answers in {human_seconds(answer['seconds'])}" if answer["ok"] else answer["error"]
         print(f"remote     {answer['url']}: {health}")
-    print(f"waiting    {spool['entries']:,} executables, {human_bytes(spool['size_bytes'])}, for the remote")
+    waiting = f"{counted(spool['entries'], 'executable')}, {human_bytes(spool['size_bytes'])}, for a remote"
+    print(f"waiting    {waiting if spool['entries'] else 'nothing'}")
 
 
 def read_status(config: Config) -> dict[str, Any]:
@@ -60,15 +62,21 @@ def read_status(config: Config) -> dict[str, Any]:
         except CacheError as error:
             disk["error"] = str(error)
     answer: dict[str, Any] | None = None
-    waiting = {"entries": 0, "size_bytes": 0}
     if config.remote is not None:
         from torchtpu_cache.remote import RemoteStore
 
         with RemoteStore(config.remote, config.namespace) as remote:
             answer = {"url": masked_url(config.remote), **ping(remote)}
-        if folder is not None:
-            waiting = waiting_for_remote(config, folder)
+    waiting = {"entries": 0, "size_bytes": 0} if folder is None else waiting_for_any_remote(folder)
     return {"mode": config.mode, "namespace": config.namespace, "disk": disk, "remote": answer, "spool": waiting}
+
+
+def waiting_for_any_remote(folder: Path) -> dict[str, int]:
+    """How much waits in all spools of a cache folder, whatever remote and namespace each is for."""
+    from torchtpu_cache.spool import spool_stats
+
+    waiting = [spool_stats(spool) for spool in (folder / "spool").glob("*")]
+    return {"entries": sum(each.entries for each in waiting), "size_bytes": sum(each.size_bytes for each in waiting)}
 
 
 def waiting_for_remote(config: Config, folder: Path) -> dict[str, int]:
