@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from torchtpu_cache.cli.output import (
     EXIT_PARTLY,
     EXIT_USAGE,
     console,
+    counted,
     fail,
     human_bytes,
     human_seconds,
@@ -28,6 +30,8 @@ from torchtpu_cache.cli.output import (
 if TYPE_CHECKING:
     from torchtpu_cache.api import CompiledProgram
     from torchtpu_cache.assembly import Assembly
+
+_log = logging.getLogger(__name__)
 
 
 def compile_files(
@@ -53,8 +57,7 @@ def compile_files(
     raw_options = None if options is None else _read(options)
     outputs = _output_paths(files, target, out)
     assembly = assemble(config)
-    failed = 0
-    rows = []
+    answers = []
     try:
         check_target(assembly, target)
         with _progress(len(files), as_json) as show:
@@ -62,21 +65,23 @@ def compile_files(
                 progress = functools.partial(show, index, file.name)
                 progress(0.0)
                 answer = _compile_file(assembly, file, target, raw_options, outputs[index], progress)
-                failed += "error" in answer
+                _log.info("%s", _told(answer))
+                answers.append(answer)
                 if as_json:
                     print_json(answer)
-                else:
-                    rows.append(_row(answer))
+        failures = [answer for answer in answers if "error" in answer]
         if not as_json:
-            _print_rows(rows)
+            _print_rows([_row(answer) for answer in answers])
+            for answer in failures:
+                note(f"error: {answer['file']}: {answer['error']}")
         waiting = assembly.node.drain(config.drain_seconds)
-        if waiting:
-            note(f"{waiting} executables could not be uploaded yet; the next run with this cache folder sends them")
+        if waiting and config.remote is not None:
+            _print_waiting(waiting, config.remote)
         _print_troubles(assembly)
     finally:
         assembly.close()
-    if failed:
-        raise typer.Exit(EXIT_FAILED if failed == len(files) else EXIT_PARTLY)
+    if failures:
+        raise typer.Exit(EXIT_FAILED if len(failures) == len(files) else EXIT_PARTLY)
 
 
 def _read(path: Path) -> bytes:
@@ -120,7 +125,10 @@ def _compile_file(
             _write(output, program.executable)
         return _answer(file, target, program, output)
     except (CacheError, OSError) as error:
-        message = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        message = str(error)
+        if isinstance(error, OSError):
+            reason = error.strerror or message
+            message = reason if str(error.filename) == str(file) else f"{error.filename}: {reason}"
         return {"file": str(file), "target": target, "error": message, "seconds": round(time.monotonic() - started, 6)}
 
 
@@ -156,18 +164,34 @@ def _answer(file: Path, target: str, program: CompiledProgram, output: Path | No
     return answer
 
 
+def _told(answer: dict[str, Any]) -> str:
+    """One file's answer as a line for `--verbose`."""
+    took = human_seconds(answer["seconds"])
+    if "error" in answer:
+        return f"{answer['file']}: failed after {took}: {answer['error']}"
+    told = f"{answer['file']}: {answer['tier']} in {took}, key {answer['key'] or '-'}"
+    return f"{told}, past the cache: {answer['bypassed']}" if "bypassed" in answer else told
+
+
 def _row(answer: dict[str, Any]) -> list[str]:
     name = Path(answer["file"]).name
     if "error" in answer:
-        return [name, "failed", human_seconds(answer["seconds"]), "", "", answer["error"]]
+        return [name, "failed", human_seconds(answer["seconds"]), "-", "-", "-"]
     tier = f"compiled ({answer['bypassed']})" if "bypassed" in answer else str(answer["tier"])
     key = "-" if answer["key"] is None else answer["key"].short
-    saved = "" if answer["tier"] == "compiled" else human_seconds(answer["seconds_saved"])
+    saved = human_seconds(answer["seconds_saved"]) if answer["seconds_saved"] > 0 else "-"
     return [name, tier, human_seconds(answer["seconds"]), saved, human_bytes(answer["executable_bytes"]), key]
 
 
 def _print_rows(rows: list[list[str]]) -> None:
     print_table(["program", "from", "seconds", "saved", "executable", "key"], rows, right=frozenset({2, 3, 4}))
+
+
+def _print_waiting(waiting: int, remote: str) -> None:
+    from torchtpu_cache_core.config import masked_url
+
+    what = f"{counted(waiting, 'executable')} {'waits' if waiting == 1 else 'wait'} for {masked_url(remote)}"
+    note(f"{what}; the next compile with this --remote and cache folder sends {'it' if waiting == 1 else 'them'}")
 
 
 def _print_troubles(assembly: Assembly) -> None:
@@ -186,11 +210,13 @@ def _progress(total: int, quiet: bool) -> Iterator[Callable[[int, str, float], N
     if quiet or not screen.is_terminal:
         yield lambda _index, _name, _seconds: None
         return
+    from rich.text import Text
+
     with screen.status("") as line:
 
         def show(index: int, name: str, seconds: float) -> None:
             minutes, rest = divmod(round(seconds), 60)
             compiling = f"  compiling {minutes}:{rest:02d}" if seconds else ""
-            line.update(f"[{index + 1}/{total}] {name}{compiling}")
+            line.update(Text(f"[{index + 1}/{total}] {name}{compiling}"))
 
         yield show

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import pty
+import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,6 +65,53 @@ def test_a_person_sees_a_table(tmp_path: Path, module: Path) -> None:
     assert MODULE in answer.out
     assert "compiled" in answer.out
     assert answer.err == ""
+
+
+def test_a_long_name_leaves_the_numbers_whole_in_a_narrow_terminal(tmp_path: Path, module: Path) -> None:
+    long = tmp_path / ("a_name_" * 9 + ".mlirbc")
+    shutil.copy(module, long)
+    answer = ttc("compile", long, "--cache-dir", tmp_path / "cache", environ={"COLUMNS": "80"})
+    lines = answer.out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert re.search(r"compiled +[\d.]+ m?s +- +[\d.]+ kB ttc1-[0-9a-f]{12}$", lines[2])
+    assert "".join(line.split(" ")[0] for line in lines[2:]) == long.name
+
+
+def test_errors_stand_below_the_table_with_their_file(tmp_path: Path, module: Path) -> None:
+    bad, missing = tmp_path / "bad.mlir", tmp_path / "missing.mlir"
+    bad.write_text("not MLIR")
+    answer = ttc("compile", bad, module, missing, "--cache-dir", tmp_path / "cache")
+    assert answer.code == 3
+    assert re.search(r"^bad\.mlir +failed +[\d.]+ m?s +- +- -$", answer.out, re.MULTILINE)
+    first, second = answer.err.splitlines()
+    assert re.match(rf"error: {bad}: .*no StableHLO module that this XLA can read", first)
+    assert "forward incompatibility" not in first
+    assert second == f"error: {missing}: No such file or directory"
+
+
+def test_verbose_says_where_each_program_came_from(tmp_path: Path, module: Path) -> None:
+    common = ["-v", "compile", module, "--json", "--cache-dir", tmp_path / "cache"]
+    first, second = ttc(*common), ttc(*common)
+    for answer, tier in ((first, "compiled"), (second, "disk")):
+        assert re.search(rf"^INFO: {module}: {tier} in .* m?s, key {answer.json['key']}$", answer.err, re.MULTILINE)
+
+
+def test_a_warning_does_not_share_its_line_with_the_progress(tmp_path: Path, module: Path) -> None:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 200, 0, 0))
+    command = [sys.executable, "-m", "torchtpu_cache.cli.main", "-v", "compile", str(module)]
+    environ = {**os.environ, "TORCHTPU_CACHE_DIR": str(tmp_path / "cache"), "TERM": "xterm"}
+    environ.pop("COLUMNS", None)
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, env=environ) as process:
+        os.close(theirs)
+        seen = b""
+        with contextlib.suppress(OSError):  # how a terminal says that nobody writes to it any more
+            while part := os.read(ours, 4096):
+                seen += part
+    os.close(ours)
+    assert process.returncode == 0
+    line = next(line for line in seen.split(b"\n") if b"INFO" in line)
+    assert line.rpartition(b"\x1b[2K")[2].startswith(b"INFO: "), line
 
 
 def test_out_writes_the_executable(tmp_path: Path, module: Path) -> None:
@@ -138,7 +190,10 @@ def test_a_dead_remote_costs_little_and_is_said(tmp_path: Path, module: Path) ->
     assert answer.code == 0
     assert answer.json["tier"] == "compiled"
     assert "the remote was degraded (1 x connect)" in answer.err
-    assert "1 executables could not be uploaded yet" in answer.err
+    assert "1 executable waits for http://127.0.0.1:9; the next compile with this --remote" in answer.err
+    status = ttc("status", "--json", "--cache-dir", tmp_path / "cache").json
+    assert (status["remote"], status["spool"]["entries"]) == (None, 1)
+    assert "waiting    1 executable, " in ttc("status", "--cache-dir", tmp_path / "cache").out
 
 
 def test_what_a_dead_remote_missed_is_sent_by_the_next_run(tmp_path: Path, module: Path) -> None:
