@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 import typer
 
@@ -11,6 +13,8 @@ from torchtpu_cache.cli.options import Json
 from torchtpu_cache.cli.output import (
     EXIT_FAILED,
     console,
+    counted,
+    fail,
     human_bytes,
     human_seconds,
     note,
@@ -18,7 +22,9 @@ from torchtpu_cache.cli.output import (
     print_table,
 )
 
-TPU_TARGET = "v5e:2x2"
+TPU_TARGET: Final = "v5e:2x2"
+
+_NEEDED_BY_THE_SERVICE: Final = ("fastapi", "prometheus_client", "uvicorn")
 
 
 def demo(as_json: Json = False) -> None:
@@ -30,15 +36,18 @@ def demo(as_json: Json = False) -> None:
     from torchtpu_cache.demo.corpus import modules
     from torchtpu_cache.demo.play import play
 
+    missing = [name for name in _NEEDED_BY_THE_SERVICE if importlib.util.find_spec(name) is None]
+    if missing:
+        fail(f"the demo's service needs {missing[0]}, which is not here: pip install 'torchtpu-cache[server]'")
     files = modules(full=os.environ.get("DEMO_FULL") == "1")
     targets = ["cpu", *_tpu_target()]
     note(f"{len(files)} StableHLO programs for {' and '.join(targets)}; two machines and a service on this one")
     screen = console(stderr=True)
     if screen.is_terminal and not as_json:
         with screen.status("") as line:
-            report = play(files, targets, line.update)
+            report = play(files, targets, lambda phase, step: line.update(f"{phase}: {step}"))
     else:
-        report = play(files, targets, note)
+        report = play(files, targets, _phases_only())
     ok = report.outputs_equal and report.compiled_once
     if as_json:
         print_json({"targets": targets, **report.to_json()})
@@ -46,8 +55,20 @@ def demo(as_json: Json = False) -> None:
         _print(report.to_json())
     if not ok:
         failures = ", ".join(report.machines["a"]["failures"] + report.machines["b"]["failures"]) or "none was counted"
-        note(f"error: machine B did not get every program as machine A made it; see the table (failures: {failures})")
+        note(f"error: machine B did not get every program as machine A made it; see above (failures: {failures})")
         raise typer.Exit(EXIT_FAILED)
+
+
+def _phases_only() -> Callable[[str, str], None]:
+    """One line per phase, for a log or a pipe."""
+    said: set[str] = set()
+
+    def show(phase: str, step: str) -> None:
+        if phase not in said:
+            said.add(phase)
+            note(f"{phase}: {step}")
+
+    return show
 
 
 def _tpu_target() -> list[str]:
@@ -73,23 +94,25 @@ def _print(report: dict[str, Any]) -> None:
             human_seconds(row.get("memory_seconds")),
             human_seconds(row["seconds_saved"]),
             human_bytes(row["executable_bytes"]),
-            "yes" if row["equal"] else "NO",
         ]
         for row in report["rows"]
     ]
-    columns = ["program", "target", "compiled", "remote", "disk", "memory", "saved", "bytes", "equal"]
+    columns = ["program", "target", "compiled", "remote", "disk", "memory", "saved in\n3 runs", "size"]
     print_table(columns, rows, right=frozenset(range(2, 8)))
     machine_a, machine_b = report["machine_a"], report["machine_b"]
     hits = machine_b["hits"]
     stored = sum(row["entry_bytes"] for row in report["rows"])
     print(
         f"""
-machine A compiled {machine_a["compiled"]} programs; machine B compiled {machine_b["compiled"]}.
+Machine A compiled {counted(machine_a["compiled"], "program")}; machine B compiled {machine_b["compiled"]}.
 B got {hits["remote"]} from the remote, {hits["disk"]} from its disk and {hits["memory"]} from memory;
-that saved it {human_seconds(report["seconds_saved"])} of compiling, for {human_bytes(stored)} at the service."""
+in 3 runs that saved it {human_seconds(report["seconds_saved"])} of compiling, for {human_bytes(stored)} stored."""
     )
-    if report["outputs_equal"]:
-        print("equal: CPU outputs are those of a run without a cache, bit for bit;")
-        print("       TPU executables are byte for byte what A made")
+    unequal = [f"{row['program']} for {row['target']}" for row in report["rows"] if not row["equal"]]
+    if unequal:
+        print(f"NOT equal to what A made, or to a run without a cache: {', '.join(unequal)}")
     else:
-        print("NOT equal: see the last column")
+        print("CPU outputs equal those of a run without a cache, bit for bit.")
+        if any(row["target"] != "cpu" for row in report["rows"]):
+            print("TPU executables are byte for byte what A made.")
+    print("Next: start `torchtpu-cache serve`, and go on as README.md says under Use.")

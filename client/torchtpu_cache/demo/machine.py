@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchtpu_cache.api import CompiledProgram, compile_with
+from torchtpu_cache.api import CompiledProgram, check_target, compile_with
 from torchtpu_cache.assembly import assemble
 from torchtpu_cache_core import config
 
@@ -37,6 +37,8 @@ def main() -> None:
     flags = {"dir": arguments.cache_dir, "remote": arguments.remote, "mode": arguments.mode}
     assembly = assemble(config.load(flags).config)
     try:
+        for target in arguments.target:
+            check_target(assembly, target)  # describes it, so that the first program does not bear that for all
         for number in range(1, arguments.passes + 1):
             for target in arguments.target:
                 for file in arguments.files:

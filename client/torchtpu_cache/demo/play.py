@@ -17,7 +17,8 @@ from typing import Any
 from torchtpu_cache_core.config import VARIABLE_PREFIX
 from torchtpu_cache_core.errors import CacheError
 
-Show = Callable[[str], None]
+Show = Callable[[str, str], None]
+"""Told which phase runs, and how far it is."""
 
 
 @dataclass(slots=True)
@@ -119,7 +120,8 @@ def _machine(
     command = [sys.executable, "-m", "torchtpu_cache.demo.machine", "--cache-dir", str(cache_dir), *extra]
     for target in targets:
         command += ["--target", target]
-    show(f"{title} …")
+    total = len(files) * len(targets) * (int(extra[extra.index("--passes") + 1]) if "--passes" in extra else 1)
+    show(title, f"{total} programs …")
     with (
         tempfile.TemporaryFile() as errors,
         subprocess.Popen(
@@ -131,7 +133,7 @@ def _machine(
             for number, line in enumerate(process.stdout, 1):
                 answer = json.loads(line)
                 if "program" in answer:
-                    show(f"{title}: {number} done, last {answer['program']} for {answer['target']}")
+                    show(title, f"{number}/{total}, last {answer['program']} for {answer['target']}")
                 yield answer
         except BaseException:
             process.kill()
