@@ -6,11 +6,15 @@ import json
 import logging
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from torchtpu_cache_core.errors import CacheError
+
+_log = logging.getLogger(__name__)
+
+_SMALL_BYTES: Final = 16 << 20
 
 
 def register(app: typer.Typer) -> None:
@@ -18,9 +22,15 @@ def register(app: typer.Typer) -> None:
 
     @app.command()
     def serve(
-        listen: Annotated[str | None, typer.Option(help="HOST:PORT; port 0 takes a free one.")] = None,
-        data_dir: Annotated[Path | None, typer.Option(help="Where entries are kept.")] = None,
-        max_size: Annotated[str | None, typer.Option(help="Limit of all entries, such as 50GB.")] = None,
+        listen: Annotated[
+            str | None, typer.Option(help="HOST:PORT; port 0 takes a free one. [default: 127.0.0.1:8077]")
+        ] = None,
+        data_dir: Annotated[
+            Path | None, typer.Option(help="Where entries are kept. [default: ~/.local/share/torchtpu-cache]")
+        ] = None,
+        max_size: Annotated[
+            str | None, typer.Option(help="Limit of all entries, such as 50GB. [default: 20GiB]")
+        ] = None,
         json_: Annotated[bool, typer.Option("--json", help="Say where it listens as one JSON line.")] = False,
     ) -> None:
         """Run the service on this machine, with its index in SQLite and its entries in files.
@@ -40,6 +50,8 @@ def register(app: typer.Typer) -> None:
         # The application logs its own errors, with the request's id.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         folder = settings.data_dir
+        if 0 < settings.max_service_bytes < _SMALL_BYTES:
+            _log.warning("--max-size is below 16MiB; the executables of many programs will not fit")
 
         def ready(url: str) -> None:
             if json_:

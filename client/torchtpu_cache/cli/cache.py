@@ -14,6 +14,7 @@ from torchtpu_cache.cli.output import (
     EXIT_FAILED,
     EXIT_PARTLY,
     EXIT_USAGE,
+    counted,
     fail,
     human_bytes,
     human_seconds,
@@ -66,7 +67,7 @@ def ls(
     columns = ["key", "target", "compile", "executable", "stored", "last used"]
     print_table(columns, rows, right=frozenset({2, 3, 4}))
     total = sum(info.size_bytes for info in entries)
-    print(f"\n{len(entries):,} entries, {human_bytes(total)}")
+    print(f"\n{counted(len(entries), 'entry', 'entries')}, {human_bytes(total)}")
 
 
 @app.command("show")
@@ -103,9 +104,10 @@ def show(
     if as_json:
         print_json(answer | {"components": [component.to_json() for component in header.components]})
         return
-    shown = answer | {"created_seconds": _moment(header.created_seconds)}
-    rows = [[name, "-" if value is None else str(value)] for name, value in shown.items()]
-    print_table(["field", "value"], rows)
+    fields: dict[str, Any] = {}
+    for name, value in answer.items():
+        fields |= {f"{name}.{part}": value[part] for part in value} if isinstance(value, dict) else {name: value}
+    print_table(["field", "value"], [_field_row(name, value) for name, value in fields.items()])
     print()
     print_table(["component", "value"], [[component.name, component.shown] for component in header.components])
 
@@ -169,7 +171,7 @@ def verify(
             }
         )
     else:
-        print(f"{report.entries:,} good entries, {human_bytes(report.size_bytes)}")
+        print(f"{counted(report.entries, 'good entry', 'good entries')}, {human_bytes(report.size_bytes)}")
         for bad in report.bad:
             print(f"bad        {bad.key}: {bad.reason} {bad.detail}{' (set aside)' if bad.set_aside else ''}")
         for key, error in report.unreadable:
@@ -181,7 +183,7 @@ def verify(
         for item in quarantined:
             print(f"set aside  {item.path} ({item.reason})")
         if report.leftovers_removed:
-            print(f"removed {report.leftovers_removed} leftovers of writers that died")
+            print(f"removed {counted(report.leftovers_removed, 'leftover')} of writers that died")
     if bad_stays:
         if not repair:
             note("run `torchtpu-cache cache verify --repair` to set bad entries aside")
@@ -204,8 +206,12 @@ def gc(cache_dir: CacheDir = None, namespace: NamespaceName = None, as_json: Jso
             }
         )
         return
-    print(f"{report.entries:,} entries, {human_bytes(report.size_bytes)}; evicted {report.evicted:,}")
-    print(f"removed {report.leftovers_removed:,} leftovers; {len(report.foreign):,} files are not ours and stay")
+    print(
+        f"{counted(report.entries, 'entry', 'entries')}, {human_bytes(report.size_bytes)}; evicted {report.evicted:,}"
+    )
+    print(
+        f"removed {counted(report.leftovers_removed, 'leftover')}; left {counted(len(report.foreign), 'foreign file')}"
+    )
 
 
 def find_key(store: Store, prefix: KeyPrefix) -> Key | None:
@@ -268,6 +274,23 @@ def _info_json(info: EntryInfo) -> dict[str, Any]:
         "accessed_seconds": info.accessed_seconds,
         "pinned": info.pinned,
     }
+
+
+def _field_row(name: str, value: Any) -> list[str]:
+    """A field of an entry as a person reads it; its unit stands with the value."""
+    if value in (None, ""):
+        shown = "-"
+    elif isinstance(value, bool):
+        shown = "yes" if value else "no"
+    elif name.endswith("created_seconds"):
+        shown = _moment(value)
+    elif name.endswith("_seconds"):
+        shown = human_seconds(value)
+    elif name.endswith("_bytes"):
+        shown = human_bytes(value)
+    else:
+        shown = str(value)
+    return [name.removesuffix("_seconds").removesuffix("_bytes"), shown]
 
 
 def _moment(seconds: float) -> str:

@@ -108,6 +108,11 @@ def test_the_remote_can_be_listed_shown_and_emptied(tmp_path: Path, corpus: Path
         key = ttc("compile", corpus / MODULES[0], "--json", *at[1:]).json["key"]
         assert [entry["key"] for entry in ttc("cache", "ls", "--json", *at).json["entries"]] == [key]
         assert ttc("cache", "show", key[:16], "--json", *at).json["manifest"]["key"] == key
+        shown = ttc("cache", "show", key, *at).out
+        assert re.search(rf"^manifest\.key +{key}$", shown, re.MULTILINE)
+        assert re.search(r"^compiled_here +(yes|no)$", shown, re.MULTILINE)
+        assert re.search(r"^compile +[\d.]+ m?s$", shown, re.MULTILINE)
+        assert "{" not in shown
         assert ttc("cache", "rm", key, *at).code == 0
         assert ttc("cache", "ls", "--json", *at).json["entries"] == []
 
@@ -165,7 +170,9 @@ def test_config_show_says_where_values_come_from(cache: Path) -> None:
     answer = ttc("config", "show", "--origin", "--json", environ={"TORCHTPU_CACHE": "read"})
     assert answer.json["settings"]["mode"] == "read"
     assert answer.json["origins"]["mode"] == "variable TORCHTPU_CACHE"
-    assert "limit of the disk tier" in ttc("config", "show").out
+    table = ttc("config", "show", environ={"TORCHTPU_CACHE_MAX_MEMORY_BYTES": "1.5GB"}).out
+    assert re.search(r"max_disk_bytes +20 GiB +limit of the disk tier", table)
+    assert re.search(r"max_memory_bytes +1500 MB ", table)
     shown = ttc("config", "show", "--origin", environ={"TORCHTPU_CACHE": "read"}).out
     assert re.search(r"mode +read +variable TORCHTPU_CACHE", shown)
 
@@ -175,6 +182,37 @@ def test_version_and_help() -> None:
     text = ttc("--help").out
     for command in ("compile", "demo", "status", "doctor", "serve", "cache", "dev", "config"):
         assert command in text
+
+
+def test_a_reader_that_takes_the_first_line_only_hears_no_complaint(cache: Path) -> None:
+    script = '"$0" -m torchtpu_cache.cli.main cache ls --cache-dir "$1" | head -1'
+    answer = subprocess.run(
+        ["sh", "-c", script, sys.executable, str(cache)], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert answer.stdout.startswith("key ")
+    with subprocess.Popen(["true"], stdin=subprocess.PIPE) as gone:  # a pipe that surely has no reader
+        gone.wait(timeout=10)
+        late = subprocess.run(
+            [sys.executable, "-m", "torchtpu_cache.cli.main", "cache", "ls", "--cache-dir", str(cache)],
+            stdout=gone.stdin,
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=60,
+        )
+    assert answer.stderr == ""
+    assert late.stderr == b""
+
+
+def test_a_table_where_output_is_ascii(cache: Path) -> None:
+    answer = ttc("cache", "ls", "--cache-dir", cache, environ={"PYTHONIOENCODING": "ascii"})
+    assert answer.code == 0, answer.err
+    assert re.fullmatch("-+", answer.out.splitlines()[1])
+
+
+def test_help_of_serve_names_its_defaults() -> None:
+    text = ttc("serve", "--help").out
+    for default in ("127.0.0.1:8077", ".local/share/torchtpu-cache", "20GiB"):
+        assert default in text
 
 
 def test_a_reader_that_goes_away_is_no_traceback(cache: Path) -> None:
