@@ -75,7 +75,7 @@ def play(files: list[Path], targets: list[str], show: Show) -> Report:
                 ("b", "machine B, from the remote", "machine-b", ["--remote", url, "--run"]),
                 (
                     "b_again",
-                    "machine B again, from disk, then from memory",
+                    "machine B, from disk, then memory",
                     "machine-b",
                     ["--remote", url, "--passes", "2"],
                 ),
@@ -133,7 +133,7 @@ def _machine(
             for number, line in enumerate(process.stdout, 1):
                 answer = json.loads(line)
                 if "program" in answer:
-                    show(title, f"{number}/{total}, last {answer['program']} for {answer['target']}")
+                    show(title, f"{number}/{total} {answer['program']} {answer['target']}")
                 yield answer
         except BaseException:
             process.kill()
