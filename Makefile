@@ -18,7 +18,7 @@ help:  ## Show these commands.
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
 demo: $(VENV)/demo-$(if $(filter 0,$(DEMO_TPU)),cpu,tpu).stamp  ## Two machines and a service on this one: every program compiled once.
-	DEMO_TPU=$(DEMO_TPU) DEMO_FULL=$(DEMO_FULL) $(BIN)/torchtpu-cache demo
+	@DEMO_TPU=$(DEMO_TPU) DEMO_FULL=$(DEMO_FULL) $(BIN)/torchtpu-cache demo
 
 test: lint types layers $(OTHER)/stamp  ## Everything: lint, types, layers, unit, contract, integration, short drills.
 	$(BIN)/python -m pytest
@@ -51,17 +51,17 @@ $(BIN)/python:
 
 $(VENV)/demo-cpu.stamp: $(BIN)/python pyproject.toml
 	@echo "installing torchtpu-cache and XLA for the CPU into $(VENV) ..."
-	$(PIP) -e '.[server,agent,workers]'
+	@$(PIP) -e '.[server,agent,workers]'
 	@touch $@
 
 $(VENV)/demo-tpu.stamp: $(BIN)/python pyproject.toml
 	@echo "installing torchtpu-cache, XLA for the CPU and libtpu (137 MB) into $(VENV) ..."
-	$(PIP) -e '.[server,agent,workers,tpu]'
+	@$(PIP) -e '.[server,agent,workers,tpu]'
 	@touch $@
 
 $(VENV)/test.stamp: $(BIN)/python pyproject.toml
 	@echo "installing torchtpu-cache with everything its tests need into $(VENV) ..."
-	$(PIP) -e '.[server,agent,workers,tpu,test]'
+	@$(PIP) -e '.[server,agent,workers,tpu,test]'
 	@touch $@
 
 # Absent where no second interpreter is found: the tests that need it then say so (and fail with CI=true).
