@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
+from torchtpu_cache_core.canonical.files import PLAIN
 from torchtpu_cache_core.canonical.options import options_components
 from torchtpu_cache_core.errors import Bypass
 from torchtpu_cache_core.key import SCHEME, Component, key_of
@@ -137,9 +138,17 @@ class ResolvedRequest:
         """
         request = self.request
         request.environment.check_files()
+        if not any(map(_may_name_a_file, self.components)):
+            return
         options = options_components(request.options, position_independent=request.target.position_independent)
         if not set(options) <= set(self.components):
             raise Bypass("environment_changed", "a file that an option names changed during the compile")
+
+
+def _may_name_a_file(component: Component) -> bool:
+    if not component.name.startswith("options.") or component.name == "options.build_options":
+        return False
+    return component.text is None or PLAIN.fullmatch(component.text) is None
 
 
 def resolve(request: Request, resolver: ProgramResolver) -> ResolvedRequest:
