@@ -3,9 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# A second interpreter with a newer jaxlib, against which the stability of keys is tested.
+# A second environment with another jaxlib, against which the stability of keys is tested.
 OTHER := .venv-other
-OTHER_JAXLIB := 0.12.0.1
 
 DEMO_TPU ?= 1
 DEMO_FULL ?= 0
@@ -67,7 +66,8 @@ $(VENV)/test.stamp: $(BIN)/python pyproject.toml
 # Absent where no second interpreter is found: the tests that need it then say so (and fail with CI=true).
 $(OTHER)/stamp: $(BIN)/python
 	@other=$$($(BIN)/python scripts/other_python.py) && { \
-	  echo "installing jaxlib $(OTHER_JAXLIB) into $(OTHER) ..."; \
-	  $$other -m venv $(OTHER) && \
-	  $(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check jaxlib==$(OTHER_JAXLIB) zstandard && \
+	  set -- $$other; \
+	  echo "installing jaxlib $$2 into $(OTHER) ..."; \
+	  $$1 -m venv $(OTHER) && \
+	  $(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check jaxlib==$$2 zstandard && \
 	  touch $@; } || echo "no Python 3.12 or 3.13 was found; the tests of keys across jaxlib releases are skipped"
