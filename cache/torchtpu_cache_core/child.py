@@ -85,6 +85,14 @@ class ChildProcess:
         process = self._process
         return None if process is None else process.pid
 
+    def resident_bytes(self) -> int:
+        """What the running child holds in memory; 0 where none runs."""
+        try:
+            pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        except (OSError, IndexError, ValueError):
+            return 0
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
     def call(
         self, header: Mapping[str, Any], payload: bytes | memoryview = b"", *, deadline_seconds: float
     ) -> tuple[dict[str, Any], bytes]:

@@ -80,6 +80,9 @@ def check_options(options: bytes) -> None:
         raise InvalidRequest(f"the compile options are no serialised CompileOptionsProto: {error}") from None
 
 
+MOST_RESIDENT_BYTES: Final = 4 << 30
+
+
 class ChildPool:
     """At most `size` children of one module, each for one environment and compiler at a time. Thread-safe.
 
@@ -87,10 +90,19 @@ class ChildPool:
         module: whose `main` calls `torchtpu_cache_core.child.serve`.
         size: how many may work at once; further calls wait.
         deadline_seconds: for one call, unless the call names its own.
+        most_resident_bytes: a child that holds more after a call is ended. libtpu keeps what a large program took.
     """
 
-    def __init__(self, module: str, *, size: int, deadline_seconds: float) -> None:
+    def __init__(
+        self,
+        module: str,
+        *,
+        size: int,
+        deadline_seconds: float,
+        most_resident_bytes: int = MOST_RESIDENT_BYTES,
+    ) -> None:
         self._module = module
+        self._most_resident_bytes = most_resident_bytes
         self._size = size
         self._deadline_seconds = deadline_seconds
         self._changed = threading.Condition()  # guards what follows
@@ -131,6 +143,8 @@ class ChildPool:
                 raise CompilerCrashed(f"the compiler did not finish within {seconds:g} seconds and was ended") from None
             except ChildDied as error:
                 raise CompilerCrashed(f"the compiler's process died: {last_words(error.stderr_tail)}") from None
+            if child.resident_bytes() > self._most_resident_bytes:
+                child.close()  # the next call starts another
         if "missing" in answer:
             raise CompilerMissing(answer["missing"])
         return answer, result

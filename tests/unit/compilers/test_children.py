@@ -44,6 +44,16 @@ def test_one_child_serves_many_calls(pool: ChildPool) -> None:
     assert pool.call(ENVIRON, "c", {"do": "echo"}, b"\0" * 3_000_000)[1] == b"\0" * 3_000_000
 
 
+def test_a_child_that_has_grown_too_large_is_ended_after_its_call() -> None:
+    small = ChildPool("support.unruly_child", size=1, deadline_seconds=60, most_resident_bytes=1 << 20)
+    try:
+        first, second = pid_of(small), pid_of(small)
+    finally:
+        small.close()
+    assert first != second
+    assert not is_running(first)
+
+
 def test_what_a_child_prints_does_not_reach_the_answer(pool: ChildPool) -> None:
     assert pool.call(ENVIRON, "c", {"do": "noise"}, b"payload") == ({}, b"payload")
 
