@@ -162,33 +162,26 @@ class Node:
         return result
 
     def _look_up(self, resolved: ResolvedRequest, ask: _Ask) -> Result | None:
-        hits: list[Result] = []
-
-        def accept(tier: Tier, stored: Stored) -> bool:
+        def use(tier: Tier, stored: Stored) -> Result:
             entry = stored.entry
             executable = entry.executable()
             loaded = ask.loaded(executable)
-            hits.append(
-                Result(
-                    key=resolved.key,
-                    tier=tier,
-                    executable=executable,
-                    digest=entry.digest,
-                    entry_bytes=entry.size_bytes,
-                    seconds=self._seconds(ask),
-                    compile_seconds=entry.header.compile_seconds,
-                    loaded=loaded,
-                )
+            hit = Result(
+                key=resolved.key,
+                tier=tier,
+                executable=executable,
+                digest=entry.digest,
+                entry_bytes=entry.size_bytes,
+                seconds=self._seconds(ask),
+                compile_seconds=entry.header.compile_seconds,
+                loaded=loaded,
             )
+            self.counters.hit(tier, hit.seconds_saved)
             if tier is Tier.DISK:
                 self._offer(stored)
-            return True
+            return hit
 
-        if not self._tiers.find(resolved, accept):
-            return None
-        (hit,) = hits
-        self.counters.hit(hit.tier, hit.seconds_saved)
-        return hit
+        return self._tiers.find(resolved, use)
 
     def _offer(self, stored: Stored) -> None:
         """Sees to it that the remote gets what this machine compiled before it had this remote."""

@@ -13,6 +13,7 @@ from torchtpu_cache.breaker import BreakerOpen
 from torchtpu_cache.counters import Counters, Tier
 from torchtpu_cache.gate import RemoteGate
 from torchtpu_cache.later import LaterWriter
+from torchtpu_cache.result import Result
 from torchtpu_cache.sparing import SparingLog
 from torchtpu_cache_core.clock import Clock
 from torchtpu_cache_core.entry import Entry
@@ -32,8 +33,8 @@ class _Tiered:
     store: Store
 
 
-Accept = Callable[[Tier, Stored], bool]
-"""Unpacks and loads an entry, and says that it is good.
+Use = Callable[[Tier, Stored], Result]
+"""Unpacks and loads an entry.
 
 Raises:
     CorruptEntry: its payload is not what it says.
@@ -60,22 +61,22 @@ class Tiers:
         self._gate = RemoteGate(clock)
         self._sparing = SparingLog(_log, clock)
 
-    def find(self, resolved: ResolvedRequest, accept: Accept) -> bool:
-        """Offers `accept` what the tiers have, the nearest first, until it takes one; whether it did.
+    def find(self, resolved: ResolvedRequest, use: Use) -> Result | None:
+        """What `use` makes of the nearest entry that it can use; None where no tier has one.
 
-        What it takes is kept in the nearer tiers. What it refuses is counted, and set aside where the bytes are to
-        blame.
+        That entry is kept in the nearer tiers. One that cannot be used is counted, set aside where the bytes are to
+        blame, and replaced by what a farther tier has.
         """
         nearer: list[_Tiered] = []
         for tiered in self._asked(len(resolved.request.program)):
             stored = self._get(tiered, resolved)
-            if stored is None:
-                nearer.append(tiered)
-            elif self._accepted(tiered, stored, accept):
+            result = None if stored is None else self._used(tiered, stored, use)
+            if stored is not None and result is not None:
                 for each in nearer:
                     self._keep(each, stored.entry, stored.attestation)
-                return True
-        return False
+                return result
+            nearer.append(tiered)
+        return None
 
     def _asked(self, program_bytes: int) -> Iterator[_Tiered]:
         for tiered in self._tiers:
@@ -108,9 +109,9 @@ class Tiers:
             self._counters.failure(tiered.tier, "internal")
         return None
 
-    def _accepted(self, tiered: _Tiered, stored: Stored, accept: Accept) -> bool:
+    def _used(self, tiered: _Tiered, stored: Stored, use: Use) -> Result | None:
         try:
-            return accept(tiered.tier, stored)
+            return use(tiered.tier, stored)
         except CorruptEntry as error:
             self._set_aside(tiered, stored.entry.key, error)
         except LoadError as error:
@@ -120,7 +121,7 @@ class Tiers:
                 self._free(tiered, stored.entry.key, CorruptReason.PAYLOAD)
         except MemoryError:
             self._counters.failure(tiered.tier, "memory")
-        return False
+        return None
 
     def _set_aside(self, tiered: _Tiered, key: Key, error: CorruptEntry) -> None:
         message = "the %s tier held a bad entry for %s: %s"

@@ -101,7 +101,7 @@ class ProgramCanonicaliser:
 
     @property
     def child_pid(self) -> int | None:
-        """Of the helper process; None while none runs."""
+        """Of the helper process while it runs; None where none does."""
         return self._child.pid
 
     def resolve(self, program: bytes) -> ProgramIdentity:

@@ -394,3 +394,22 @@ def test_a_store_that_breaks_in_a_new_way_costs_no_compile(tmp_path: Path) -> No
     result = node(spool=spool, counters=counters).get_or_compile(request(), FakeCompiler())
     assert result.tier is Tier.COMPILED
     assert counters.snapshot()["not_published"] == {"internal": 1}
+
+
+def test_what_does_not_load_from_disk_is_replaced_by_what_the_remote_has() -> None:
+    compiler = FakeCompiler()
+    disk, remote = memory_store(), memory_store()
+    for store in (disk, remote):
+        node(memory=None, disk=store).get_or_compile(request(), compiler)
+    loads: list[object] = []
+
+    def load(raw: bytes | memoryview) -> object:
+        loads.append(raw)
+        if len(loads) == 1:
+            raise LoadError("made to fail")
+        return compiler.load(raw, request())
+
+    under_test = node(memory=None, disk=disk, remote=remote)
+    assert under_test.get_or_compile(request(), compiler, load=load).tier is Tier.REMOTE  # type: ignore[arg-type]
+    assert disk.contains(key_of())
+    assert len(compiler.calls) == 2, "only the two that filled the tiers"
