@@ -11,7 +11,7 @@ DEMO_FULL ?= 0
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test check lint types layers unit fuzz clean help
+.PHONY: demo test check lint types layers fuzz drills bench clean help
 
 help:  ## Show these commands.
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -39,8 +39,14 @@ layers: $(VENV)/test.stamp
 fuzz: $(VENV)/test.stamp  ## The fuzzers, long: SECONDS=600 each.
 	for target in tests/fuzz/fuzz_*.py; do $(BIN)/python $$target -max_total_time=$(or $(SECONDS),600) || exit 1; done
 
+drills: $(VENV)/test.stamp  ## The fault campaign in full, one JSON line per figure; ONLY=name for one drill.
+	@PYTHONPATH=tests $(BIN)/python -m support.campaign drills --only $(ONLY)
+
+bench: $(VENV)/test.stamp  ## The benchmarks in full, one JSON line per figure; ONLY=name for one.
+	@PYTHONPATH=tests $(BIN)/python -m support.campaign bench --only $(ONLY)
+
 clean:  ## Remove environments and caches.
-	rm -rf .venv .venv-other .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .venv-* .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -1,0 +1,19 @@
+"""Every benchmark in its short form, so that none rots. The bars are `make bench`'s: a shared machine decides nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.campaign import figures, names
+from support.figures import Size
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", names("bench"))
+def test_the_short_benchmark_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = list(figures("bench", name, Size.SHORT))
+    with capsys.disabled():
+        print("", *(f"  {figure.to_json()}" for figure in found), sep="\n")
+    assert [figure for figure in found if "error" in figure.more] == []
+    assert all(figure.value >= 0 for figure in found)
