@@ -1,4 +1,4 @@
-"""Every benchmark in its short form, so that none rots. The bars are `make bench`'s: a shared machine decides nothing."""
+"""Every benchmark in its short form, so that none rots. On a shared machine their bars decide nothing here."""
 
 from __future__ import annotations
 
