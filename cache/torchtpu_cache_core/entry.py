@@ -82,7 +82,7 @@ class Header:
     Args:
         key: what the components hash to.
         components: of the request, in the key's order.
-        executable_format: FORMAT_PJRT or FORMAT_JAXLIB, also a component.
+        executable_format: one of the formats of request.py, also a component.
         codec: how the payload is coded: `zstd` or `raw`.
         executable_bytes: length of the executable once unpacked.
         producer: the program and version that compiled it, for people.
@@ -214,11 +214,13 @@ class Entry:
         compile_seconds: float,
         created_seconds: float,
         key: Key | None = None,
+        compress: bool = True,
     ) -> Self:
         """Packs an executable. Costs about 2 ms per MB, most of it compression.
 
         Args:
             key: of the components, where the caller has it already; no reader accepts another.
+            compress: False stores the bytes as they are, for those that come compressed.
 
         Raises:
             EntryTooLarge: over the format's hard caps.
@@ -227,10 +229,11 @@ class Entry:
         if len(executable) > MAX_EXECUTABLE_BYTES:
             raise EntryTooLarge(len(executable), MAX_EXECUTABLE_BYTES)
         executable = bytes(executable)  # the caller may reuse a buffer that can change; bytes are not copied
-        payload: bytes | memoryview = zstandard.ZstdCompressor(compression_params=_COMPRESSION).compress(executable)
-        codec = CODEC_ZSTD
-        if len(payload) >= len(executable) or len(executable) > MAX_EXPANSION * len(payload):
-            payload, codec = executable, CODEC_RAW
+        payload, codec = executable, CODEC_RAW
+        if compress:
+            packed = zstandard.ZstdCompressor(compression_params=_COMPRESSION).compress(executable)
+            if len(packed) < len(executable) <= MAX_EXPANSION * len(packed):
+                payload, codec = packed, CODEC_ZSTD
         header = Header(
             key=key_of(components) if key is None else key,
             components=tuple(components),

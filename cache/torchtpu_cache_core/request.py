@@ -21,6 +21,12 @@ FORMAT_PJRT: Final = "pjrt"
 FORMAT_JAXLIB: Final = "pjrt-ifrt"
 """jaxlib's `LoadedExecutable.serialize()`: PJRT bytes in a wrapping of its own. Never under one key with raw ones."""
 
+FORMAT_JAX: Final = "jax-cache"
+"""What JAX gives to its persistent cache: compile seconds and `FORMAT_JAXLIB`, compressed by JAX."""
+
+COMPRESSED_FORMATS: Final = frozenset({FORMAT_JAX})
+"""Formats whose bytes come compressed, so that compressing them again only costs time."""
+
 _REQUIRED_PARTS: Final = ("platform", "platform_version", "compiler")
 
 
@@ -122,13 +128,58 @@ class ProgramResolver(Protocol):
         ...
 
 
+class Keyed(Protocol):
+    """A request that has its key: all that a node and its tiers need to know of one."""
+
+    @property
+    def key(self) -> Key: ...
+
+    @property
+    def components(self) -> tuple[Component, ...]:
+        """What the key was made of."""
+        ...
+
+    @property
+    def executable_format(self) -> str: ...
+
+    @property
+    def compiler(self) -> str:
+        """SHA-256 of the compiler's file, as in the components."""
+        ...
+
+    @property
+    def program_bytes(self) -> int:
+        """About how large the program is: programs of one size cost about the same to compile."""
+        ...
+
+    def check_files(self) -> None:
+        """Refuses to publish what was compiled while the files that its flags and options name were changed.
+
+        Raises:
+            Bypass: one has another content now than the key says.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ResolvedRequest:
-    """A request with its key and the components that the key was made of."""
+    """A request with its key and the components that the key was made of; a `Keyed`."""
 
     request: Request
     key: Key
     components: tuple[Component, ...]
+
+    @property
+    def executable_format(self) -> str:
+        return self.request.executable_format
+
+    @property
+    def compiler(self) -> str:
+        return self.request.target.compiler
+
+    @property
+    def program_bytes(self) -> int:
+        return len(self.request.program)
 
     def check_files(self) -> None:
         """Refuses to publish what was compiled while the files that its flags and options name were changed.

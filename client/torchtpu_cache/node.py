@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchtpu_cache.counters import Counters, Tier
 from torchtpu_cache.result import Result
@@ -22,38 +22,54 @@ from torchtpu_cache_core.entry import Entry
 from torchtpu_cache_core.errors import Bypass, CompileError, InvalidRequest, LoadError, StoreError
 from torchtpu_cache_core.manifest import Attestation
 from torchtpu_cache_core.names import DEFAULT_NAMESPACE, Key, Namespace
-from torchtpu_cache_core.request import ProgramResolver, Request, ResolvedRequest, resolve
+from torchtpu_cache_core.request import COMPRESSED_FORMATS, Keyed, ProgramResolver, Request, ResolvedRequest, resolve
 from torchtpu_cache_core.singleflight import SingleFlight
 from torchtpu_cache_core.store import CHEAP_COMPILE_SECONDS, Store, Stored
 
 if TYPE_CHECKING:
-    from torchtpu_cache.compilers.base import Compiled, Compiler, Loaded, Progress
+    from torchtpu_cache.compilers.base import Compiled, Compiler, Progress
     from torchtpu_cache.spool import Spool
 
 _log = logging.getLogger(__name__)
 
-LoadExecutable = Callable[[bytes | memoryview], "Loaded"]
+LoadExecutable = Callable[[bytes | memoryview], Any]
+"""Makes an executable live, and gives it.
+
+Raises:
+    LoadError: it does not become live.
+    Bypass: this process's environment has changed, which says nothing of the executable.
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class _Ask:
-    """One call of a node: what is asked for, and how it is to be made."""
+class _Caller:
+    """Who waits for an executable: since when, and how it is to be made live."""
 
-    request: Request
-    compiler: Compiler
     load: LoadExecutable | None
-    progress: Progress | None
+    clock: Clock
     started: float
 
-    def loaded(self, executable: bytes | memoryview) -> Loaded | None:
+    def loaded(self, executable: bytes | memoryview) -> Any:
         """What the caller's `load` gives, if it loads; LoadError."""
         if self.load is None:
             return None
         try:
             return self.load(executable)
         except Bypass as bypass:
-            # This process's environment has changed: that says nothing of the executable.
             raise LoadError(str(bypass), blames_entry=False) from bypass
+
+    def waited_seconds(self) -> float:
+        return self.clock.monotonic() - self.started
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """One call of a node that compiles: what is asked for, and how it is to be made."""
+
+    request: Request
+    compiler: Compiler
+    progress: Progress | None
+    caller: _Caller
 
 
 class Node:
@@ -123,6 +139,24 @@ class Node:
             return self._bypass("internal", ask)
         return self._answer(resolved, ask)
 
+    def find(self, keyed: Keyed, *, load: LoadExecutable | None = None) -> Result | None:
+        """The executable from the nearest tier that has it, for a caller that compiles for itself.
+
+        None where no tier has one that loads, or the mode serves none: the caller compiles then, and calls `publish`.
+        No fault of the cache is ever raised.
+        """
+        caller = self._caller(load)
+        return self._look_up(keyed, caller) if self.mode.serves else None
+
+    def publish(self, keyed: Keyed, compiled: Compiled) -> Entry | None:
+        """Stores what the caller compiled after `find` had nothing for it, as the mode allows, and counts it.
+
+        None where it is not stored. No fault of the cache is ever raised, and no upload is waited for.
+        """
+        self.counters.compiled(compiled.compile_seconds)
+        self._tiers.compiled(compiled.compile_seconds, keyed.program_bytes)
+        return self._publish(keyed, compiled)
+
     def answer(
         self,
         resolved: ResolvedRequest,
@@ -138,12 +172,15 @@ class Node:
     def _begin(
         self, request: Request, compiler: Compiler, load: LoadExecutable | None, progress: Progress | None
     ) -> _Ask:
+        return _Ask(request, compiler, progress, self._caller(load))
+
+    def _caller(self, load: LoadExecutable | None) -> _Caller:
         self.counters.request()
-        return _Ask(request, compiler, load, progress, self._clock.monotonic())
+        return _Caller(load, self._clock, self._clock.monotonic())
 
     def _answer(self, resolved: ResolvedRequest, ask: _Ask) -> Result:
         def flight() -> Result:
-            hit = self._look_up(resolved, ask) if self.mode.serves else None
+            hit = self._look_up(resolved, ask.caller) if self.mode.serves else None
             return hit or self._compile(resolved, ask)
 
         result, leader = self._flights.do(resolved.key, flight)
@@ -152,27 +189,27 @@ class Node:
     def _join(self, theirs: Result, resolved: ResolvedRequest, ask: _Ask) -> Result:
         """Uses what another thread's flight brought, as a hit in this process's memory."""
         try:
-            loaded = ask.loaded(theirs.executable)
+            loaded = ask.caller.loaded(theirs.executable)
         except LoadError as error:
             _log.warning("an executable that another thread got did not load: %s", error)
             self.counters.failure(Tier.MEMORY, "load")
             return self._compile(resolved, ask)
-        result = replace(theirs, tier=Tier.MEMORY, seconds=self._seconds(ask), loaded=loaded)
+        result = replace(theirs, tier=Tier.MEMORY, seconds=ask.caller.waited_seconds(), loaded=loaded)
         self.counters.hit(Tier.MEMORY, result.seconds_saved)
         return result
 
-    def _look_up(self, resolved: ResolvedRequest, ask: _Ask) -> Result | None:
+    def _look_up(self, keyed: Keyed, caller: _Caller) -> Result | None:
         def use(tier: Tier, stored: Stored) -> Result:
             entry = stored.entry
             executable = entry.executable()
-            loaded = ask.loaded(executable)
+            loaded = caller.loaded(executable)
             hit = Result(
-                key=resolved.key,
+                key=keyed.key,
                 tier=tier,
                 executable=executable,
                 digest=entry.digest,
                 entry_bytes=entry.size_bytes,
-                seconds=self._seconds(ask),
+                seconds=caller.waited_seconds(),
                 compile_seconds=entry.header.compile_seconds,
                 loaded=loaded,
             )
@@ -181,7 +218,7 @@ class Node:
                 self._offer(stored)
             return hit
 
-        return self._tiers.find(resolved, use)
+        return self._tiers.find(keyed, use)
 
     def _offer(self, stored: Stored) -> None:
         """Sees to it that the remote gets what this machine compiled before it had this remote."""
@@ -196,8 +233,8 @@ class Node:
 
     def _compile(self, resolved: ResolvedRequest, ask: _Ask) -> Result:
         compiled = self._run(ask)
-        self._tiers.compiled(compiled.compile_seconds, len(ask.request.program))
-        loaded = ask.loaded(compiled.executable)  # what does not load is not shared
+        self._tiers.compiled(compiled.compile_seconds, resolved.program_bytes)
+        loaded = ask.caller.loaded(compiled.executable)  # what does not load is not shared
         entry = self._publish(resolved, compiled)
         return Result(
             key=resolved.key,
@@ -207,7 +244,7 @@ class Node:
             entry_bytes=0 if entry is None else entry.size_bytes,
             compile_seconds=compiled.compile_seconds,
             loaded=loaded,
-            seconds=self._seconds(ask),
+            seconds=ask.caller.waited_seconds(),
         )
 
     def _bypass(self, reason: str, ask: _Ask) -> Result:
@@ -221,8 +258,8 @@ class Node:
             entry_bytes=0,
             compile_seconds=compiled.compile_seconds,
             bypassed=reason,
-            loaded=ask.loaded(compiled.executable),
-            seconds=self._seconds(ask),
+            loaded=ask.caller.loaded(compiled.executable),
+            seconds=ask.caller.waited_seconds(),
         )
 
     def _run(self, ask: _Ask) -> Compiled:
@@ -234,15 +271,12 @@ class Node:
         self.counters.compiled(compiled.compile_seconds)
         return compiled
 
-    def _seconds(self, ask: _Ask) -> float:
-        return self._clock.monotonic() - ask.started
-
-    def _publish(self, resolved: ResolvedRequest, compiled: Compiled) -> Entry | None:
+    def _publish(self, keyed: Keyed, compiled: Compiled) -> Entry | None:
         """Stores what was compiled, here and for the remote; None, counted, where that must not or cannot be."""
         if not self.mode.publishes:
             return None
         try:
-            return self._stored(resolved, compiled)
+            return self._stored(keyed, compiled)
         except Bypass as bypass:
             _log.warning("%s; the result is used and not stored", bypass.detail)
             self.counters.not_published(bypass.reason)
@@ -254,16 +288,17 @@ class Node:
             self.counters.not_published("internal")
         return None
 
-    def _stored(self, resolved: ResolvedRequest, compiled: Compiled) -> Entry:
+    def _stored(self, keyed: Keyed, compiled: Compiled) -> Entry:
         """Raises Bypass where what was compiled is not what its key says."""
-        if compiled.compiler_sha256 != resolved.request.target.compiler:
+        if compiled.compiler_sha256 != keyed.compiler:
             raise Bypass("compiler_changed", "the compiler's file changed under its key")
-        resolved.check_files()
+        keyed.check_files()
         entry = Entry.build(
             compiled.executable,
-            key=resolved.key,
-            components=resolved.components,
-            executable_format=resolved.request.executable_format,
+            key=keyed.key,
+            components=keyed.components,
+            executable_format=keyed.executable_format,
+            compress=keyed.executable_format not in COMPRESSED_FORMATS,
             producer=compiled.producer,
             road=compiled.road,
             compile_seconds=compiled.compile_seconds,

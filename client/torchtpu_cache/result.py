@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 from torchtpu_cache.counters import Tier
 from torchtpu_cache_core.names import Digest, Key
-
-if TYPE_CHECKING:
-    from torchtpu_cache.compilers.base import Loaded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +33,7 @@ class Result:
     seconds: float
     compile_seconds: float
     bypassed: str | None = None
-    loaded: Loaded | None = None
+    loaded: Any = None
 
     @property
     def seconds_saved(self) -> float:

@@ -20,7 +20,7 @@ from torchtpu_cache_core.entry import Entry
 from torchtpu_cache_core.errors import CorruptEntry, CorruptReason, LoadError, StoreError
 from torchtpu_cache_core.manifest import Attestation
 from torchtpu_cache_core.names import Key
-from torchtpu_cache_core.request import ResolvedRequest
+from torchtpu_cache_core.request import Keyed
 from torchtpu_cache_core.store import CHEAP_COMPILE_SECONDS, Store, Stored
 from torchtpu_cache_core.stores.wrap import SetsAside
 
@@ -61,14 +61,14 @@ class Tiers:
         self._gate = RemoteGate(clock)
         self._sparing = SparingLog(_log, clock)
 
-    def find(self, resolved: ResolvedRequest, use: Use) -> Result | None:
+    def find(self, resolved: Keyed, use: Use) -> Result | None:
         """What `use` makes of the nearest entry that it can use; None where no tier has one.
 
         That entry is kept in the nearer tiers. One that cannot be used is counted, set aside where the bytes are to
         blame, and replaced by what a farther tier has.
         """
         nearer: list[_Tiered] = []
-        for tiered in self._asked(len(resolved.request.program)):
+        for tiered in self._asked(resolved):
             stored = self._get(tiered, resolved)
             result = None if stored is None else self._used(tiered, stored, use)
             if stored is not None and result is not None:
@@ -78,14 +78,14 @@ class Tiers:
             nearer.append(tiered)
         return None
 
-    def _asked(self, program_bytes: int) -> Iterator[_Tiered]:
+    def _asked(self, resolved: Keyed) -> Iterator[_Tiered]:
         for tiered in self._tiers:
-            if tiered.tier is Tier.REMOTE and self._gate.closed(program_bytes):
+            if tiered.tier is Tier.REMOTE and self._gate.closed(resolved.program_bytes):
                 self._counters.skipped(Tier.REMOTE, "cheap_compiles")
             else:
                 yield tiered
 
-    def _get(self, tiered: _Tiered, resolved: ResolvedRequest) -> Stored | None:
+    def _get(self, tiered: _Tiered, resolved: Keyed) -> Stored | None:
         """What the tier has, checked against the request; a failure is counted, and reads as nothing."""
         asked = self._clock.monotonic()
         try:

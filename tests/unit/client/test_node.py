@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.fakes import FailingStore, FakeCompiler, RawResolver, request, target
+from support.fakes import FailingStore, FakeCompiler, FakeLoaded, RawResolver, request, target
 from torchtpu_cache.compilers.base import Compiled
 from torchtpu_cache.counters import Counters, Tier
 from torchtpu_cache.node import Node
@@ -31,7 +31,7 @@ from torchtpu_cache_core.errors import (
     StoreUnavailable,
 )
 from torchtpu_cache_core.names import Key
-from torchtpu_cache_core.request import Request, resolve
+from torchtpu_cache_core.request import FORMAT_JAX, Request, resolve
 from torchtpu_cache_core.store import Store
 from torchtpu_cache_core.stores.memory import MemoryStore
 
@@ -413,3 +413,56 @@ def test_what_does_not_load_from_disk_is_replaced_by_what_the_remote_has() -> No
     assert under_test.get_or_compile(request(), compiler, load=load).tier is Tier.REMOTE  # type: ignore[arg-type]
     assert disk.contains(key_of())
     assert len(compiler.calls) == 2, "only the two that filled the tiers"
+
+
+def test_a_caller_that_compiles_for_itself_finds_what_it_published() -> None:
+    compiler = FakeCompiler()
+    disk = memory_store()
+    under_test = node(memory=None, disk=disk)
+    keyed = resolve(request(), RawResolver())
+    assert under_test.find(keyed) is None
+    compiled = compiler.compile(request())
+    entry = under_test.publish(keyed, compiled)
+    assert entry is not None
+    found = under_test.find(keyed, load=lambda raw: compiler.load(raw, request()))
+    assert found is not None
+    assert (found.tier, found.digest, found.executable) == (Tier.DISK, entry.digest, compiled.executable)
+    assert isinstance(found.loaded, FakeLoaded)
+    totals = under_test.counters.snapshot()
+    assert (totals["requests"], totals["compiled"]) == (2, 1)
+    assert totals["hits"] == totals["misses"] == {"disk": 1}
+
+
+def test_what_does_not_load_for_a_caller_that_compiles_for_itself_is_replaced() -> None:
+    compiler = FakeCompiler()
+    disk = memory_store()
+    under_test = node(memory=None, disk=disk)
+    keyed = resolve(request(), RawResolver())
+    bad = replace(compiler.compile(request()), executable=b"does not load")
+    compiler.bad_loads.add(b"does not load")
+    under_test.publish(keyed, bad)
+    assert under_test.find(keyed, load=lambda raw: compiler.load(raw, request())) is None
+    under_test.publish(keyed, compiler.compile(request()))
+    assert under_test.find(keyed, load=lambda raw: compiler.load(raw, request())) is not None
+    assert under_test.counters.snapshot()["failures"] == {"disk.load": 1}
+
+
+@pytest.mark.parametrize("mode", [Mode.OFF, Mode.READ, Mode.RECORD])
+def test_finding_and_publishing_keep_to_the_mode(mode: Mode) -> None:
+    keyed, compiled = resolve(request(), RawResolver()), FakeCompiler().compile(request())
+    full, empty = memory_store(), memory_store()
+    node(memory=full).publish(keyed, compiled)
+    assert (node(memory=full, mode=mode).find(keyed) is not None) == mode.serves
+    assert (node(memory=empty, mode=mode).publish(keyed, compiled) is not None) == mode.publishes
+    assert empty.contains(keyed.key) == mode.publishes
+
+
+def test_bytes_that_come_compressed_are_stored_as_they_are() -> None:
+    disk = memory_store()
+    question = replace(request(), executable_format=FORMAT_JAX)
+    keyed = resolve(question, RawResolver())
+    compiled = replace(FakeCompiler().compile(question), executable=bytes(4096))
+    entry = node(memory=None, disk=disk).publish(keyed, compiled)
+    assert entry is not None
+    assert (entry.header.codec, entry.header.executable_bytes, entry.frame.payload_bytes) == ("raw", 4096, 4096)
+    assert bytes(Entry.parse(entry.buffer).executable()) == bytes(4096)
