@@ -249,10 +249,13 @@ class _Channel:
         return data
 
 
-def serve(handler: Handler) -> NoReturn:
+def serve(handler: Handler, *, after: Callable[[], None] | None = None) -> NoReturn:
     """The child's loop: answers requests with `handler` until its parent is gone. Never returns.
 
     What `handler` raises ends the child; an expected failure is an answer.
+
+    Args:
+        after: called once each answer is sent, for what its reader need not wait for.
     """
     channel, lifeline = (int(os.environ.pop(name)) for name in (_CHANNEL, _LIFELINE))
     for fd in (channel, lifeline):
@@ -272,6 +275,8 @@ def serve(handler: Handler) -> NoReturn:
         answers.write(_FRAME.pack(len(raw), len(payload)) + raw)
         answers.write(payload)
         answers.flush()
+        if after is not None:
+            after()
     os._exit(0)  # libraries that hold threads or device locks may hang in their own clean-up
 
 

@@ -1,7 +1,8 @@
 """The helper process that parses MLIR: `python -m torchtpu_cache_core.canonical.canonicaliser_child`.
 
 It reads hostile bytes with a C++ parser, so it may crash or hang: the parent kills it and goes on without. Each
-request gets a context of its own, so that nothing of one program stays for the next.
+request gets a context of its own, so that nothing of one program stays for the next; it is made, and the last one
+taken down, while nobody waits.
 
 Answers: the record of ProgramFacts, or `{"unparsed": reason}` for a program that this jaxlib cannot read.
 """
@@ -14,6 +15,7 @@ import hashlib
 import json
 import os
 import resource
+from dataclasses import dataclass
 from typing import Any, Final
 
 import jaxlib.mlir.dialects.stablehlo as stablehlo
@@ -37,6 +39,7 @@ from torchtpu_cache_core.request import ProgramIdentity
 
 _STRIP: Final = "builtin.module(strip-debuginfo)"
 _DIALECTS: Final = frozenset({"builtin", "func", "stablehlo", "chlo", "sdy", "mhlo", "arith", "shape", "tensor"})
+_LOOKED_AT: Final = frozenset({"custom_call", "send", "recv"})
 _DEVICE_TO_DEVICE: Final = 1  # xla.ChannelHandle.ChannelType
 _MAX_REASON: Final = 300
 _MAX_STDERR_BYTES: Final = 64 << 20
@@ -61,32 +64,72 @@ def _context() -> ir.Context:
 
 def canonicalise(program: bytes) -> dict[str, Any]:
     """The answer for one program."""
-    context = _context()
-    with context:
-        try:
-            # Reads portable artifacts, plain bytecode and text; a plain parse leaves VHLO operations as they are.
-            module = stablehlo.deserialize_portable_artifact(context, program)
-            passmanager.PassManager.parse(_STRIP).run(module.operation)
-        except (ValueError, ir.MLIRError) as error:
-            return {"unparsed": str(error)[:_MAX_REASON]}
-        calls, payloads, uses_shardy = _walk(module.operation)
-        if any(call.startswith(f"{FOREIGN_OPERATION}vhlo.") for call in calls):
-            return {"unparsed": "the program is of a StableHLO version that this jaxlib cannot read"}
+    return _Work(_context()).answer(program)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parsed:
+    """A module as it is hashed: no debug info, a constant name, kernels by their digests."""
+
+    module: ir.Module
+    calls: set[str]
+    num_replicas: int | None
+    num_partitions: int | None
+    uses_shardy: bool
+    has_payloads: bool
+
+
+class _Work:
+    """A context, and what one program leaves in it."""
+
+    def __init__(self, context: ir.Context) -> None:
+        self._context = context
+        self._kept: list[_Parsed] = []  # until this goes: taking a module down takes time
+
+    def answer(self, program: bytes) -> dict[str, Any]:
+        """What is said of the program."""
+        with self._context:
+            try:
+                parsed = self._parse(program)
+            except (ValueError, ir.MLIRError) as error:
+                return {"unparsed": str(error)[:_MAX_REASON]}
+            if any(call.startswith(f"{FOREIGN_OPERATION}vhlo.") for call in parsed.calls):
+                return {"unparsed": "the program is of a StableHLO version that this jaxlib cannot read"}
+            form, canonical = self._serialised(parsed, program)
+        facts = ProgramFacts(
+            identity=ProgramIdentity(
+                form + (PAYLOAD_SUFFIX if parsed.has_payloads else ""),
+                hashlib.sha256(canonical).hexdigest(),
+                len(canonical),
+            ),
+            num_replicas=parsed.num_replicas,
+            num_partitions=parsed.num_partitions,
+            uses_shardy=parsed.uses_shardy,
+            custom_calls=tuple(sorted(parsed.calls)),
+        )
+        return facts.to_json()
+
+    def _parse(self, program: bytes) -> _Parsed:
+        # Reads portable artifacts, plain bytecode and text; a plain parse leaves VHLO operations as they are.
+        module = stablehlo.deserialize_portable_artifact(self._context, program)
+        root = module.operation
+        passmanager.PassManager.parse(_STRIP).run(root)
+        calls, payloads, uses_shardy = _walk(root)
         for operation, attribute, text in payloads:
             operation.attributes[attribute] = ir.StringAttr.get(text)
-        replicas, partitions = (_count(module.operation, name) for name in ("num_replicas", "num_partitions"))
-        module.operation.attributes["sym_name"] = ir.StringAttr.get(MODULE_NAME)
-        form, canonical = _serialised(module)
-    facts = ProgramFacts(
-        identity=ProgramIdentity(
-            form + (PAYLOAD_SUFFIX if payloads else ""), hashlib.sha256(canonical).hexdigest(), len(canonical)
-        ),
-        num_replicas=replicas,
-        num_partitions=partitions,
-        uses_shardy=uses_shardy,
-        custom_calls=tuple(sorted(calls)),
-    )
-    return facts.to_json()
+        replicas, partitions = (_count(root, name) for name in ("num_replicas", "num_partitions"))
+        root.attributes["sym_name"] = ir.StringAttr.get(MODULE_NAME)
+        parsed = _Parsed(module, calls, replicas, partitions, uses_shardy, bool(payloads))
+        self._kept.append(parsed)
+        return parsed
+
+    def _serialised(self, parsed: _Parsed, program: bytes) -> tuple[str, bytes]:
+        try:
+            return FORM_PORTABLE, stablehlo.serialize_portable_artifact(parsed.module, PORTABLE_VERSION, True)
+        except (ValueError, ir.MLIRError):
+            # Serialising works on the module itself and leaves it half converted where it fails.
+            root = self._parse(program).module.operation
+            return FORM_TEXT, str(root.get_asm(enable_debug_info=False, print_generic_op_form=True)).encode()
 
 
 def _walk(root: ir.Operation) -> tuple[set[str], list[tuple[ir.Operation, str, str]], bool]:
@@ -95,13 +138,21 @@ def _walk(root: ir.Operation) -> tuple[set[str], list[tuple[ir.Operation, str, s
     dialects: set[str] = set()
     calls: set[str] = set()
     payloads: list[tuple[ir.Operation, str, str]] = []
+    plain: set[str] = set()  # names of which nothing more is to be seen: almost all operations bear one
+    advance = ir.WalkResult.ADVANCE
 
     def visit(operation: ir.Operation) -> ir.WalkResult:
-        dialect, _, kind = operation.name.partition(".")
+        full_name = operation.name
+        if full_name in plain:
+            return advance
+        dialect, _, kind = full_name.partition(".")
         dialects.add(dialect)
-        attributes = operation.attributes
         if dialect not in _DIALECTS:
-            calls.add(FOREIGN_OPERATION + operation.name)
+            calls.add(FOREIGN_OPERATION + full_name)
+        if kind not in _LOOKED_AT:
+            plain.add(full_name)
+            return advance
+        attributes = operation.attributes
         if kind == "custom_call":
             # A call without a readable name is on no list.
             calls.add(_text(attributes["call_target_name"]) or "" if "call_target_name" in attributes else "")
@@ -110,9 +161,9 @@ def _walk(root: ir.Operation) -> tuple[set[str], list[tuple[ir.Operation, str, s
                     replaced = _without_debug_info(text)
                     if replaced is not None:
                         payloads.append((operation, name, replaced))
-        elif kind in ("send", "recv") and not _between_devices(attributes):
+        elif not _between_devices(attributes):
             calls.add(HOST_TRANSFER)
-        return ir.WalkResult.ADVANCE
+        return advance
 
     root.walk(visit)
     return calls, payloads, "sdy" in dialects
@@ -150,19 +201,25 @@ def _without_debug_info(config: str) -> str | None:
     """A kernel's configuration with its payload replaced by a digest; None where it holds no payload.
 
     Mosaic's configuration is JSON with the kernel's bytecode, in base64, at `custom_call_config.body`; a bare base64
-    text is taken as well. Only the payload is replaced: the rest stays as it is written.
+    text is taken as well. Only the payload is replaced: the rest stays as it is written. Where the payload is not
+    written just once and as it is, the digest of the whole configuration stands for it, so that no other text gets it.
     """
-    body: object = config
-    if config.lstrip().startswith("{"):
-        try:
-            body = json.loads(config)["custom_call_config"]["body"]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            return None
-    elif not config.startswith(_BARE_PAYLOADS):
+    if not config.lstrip().startswith("{"):
+        return _payload_digest(config) if config.startswith(_BARE_PAYLOADS) else None
+    body = _body(config)
+    if body is None:
         return None
-    if not isinstance(body, str) or not body or config.count(body) != 1:
+    digest = _payload_digest(body)
+    replaced = config.replace(body, digest)
+    return replaced if config.count(body) == 1 and _body(replaced) == digest else _whole_digest(config)
+
+
+def _body(config: str) -> str | None:
+    try:
+        body = json.loads(config)["custom_call_config"]["body"]
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    return config.replace(body, _payload_digest(body))
+    return body if isinstance(body, str) and body else None
 
 
 def _payload_digest(body: str) -> str:
@@ -170,8 +227,12 @@ def _payload_digest(body: str) -> str:
     try:
         text = _kernel_text(base64.b64decode(body, validate=True))
     except (binascii.Error, ValueError, ir.MLIRError):
-        return f"{_WHOLE}{hashlib.sha256(body.encode()).hexdigest()}"
+        return _whole_digest(body)
     return f"{_PARSED}{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _whole_digest(text: str) -> str:
+    return f"{_WHOLE}{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def _kernel_text(payload: bytes) -> str:
@@ -192,17 +253,17 @@ def _kernel_text(payload: bytes) -> str:
         return str(module.operation.get_asm(enable_debug_info=False, print_generic_op_form=True))
 
 
-def _serialised(module: ir.Module) -> tuple[str, bytes]:
-    # Serialising works on the module itself and leaves it half converted where it fails.
-    spare = module.operation.clone()
-    try:
-        return FORM_PORTABLE, stablehlo.serialize_portable_artifact(module, PORTABLE_VERSION, True)
-    except (ValueError, ir.MLIRError):
-        return FORM_TEXT, str(spare.get_asm(enable_debug_info=False, print_generic_op_form=True)).encode()
+class _Service:
+    """Answers each request in a context that was made before it came."""
 
+    def __init__(self) -> None:
+        self._work = _Work(_context())
 
-def _handle(header: dict[str, Any], program: bytes) -> tuple[dict[str, Any], bytes]:
-    return canonicalise(program), b""
+    def handle(self, header: dict[str, Any], program: bytes) -> tuple[dict[str, Any], bytes]:
+        return self._work.answer(program), b""
+
+    def rest(self) -> None:
+        self._work = _Work(_context())
 
 
 def main() -> None:
@@ -211,7 +272,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (_MAX_STDERR_BYTES, _MAX_STDERR_BYTES))  # what the parser prints
-    serve(_handle)
+    service = _Service()
+    serve(service.handle, after=service.rest)
 
 
 if __name__ == "__main__":
