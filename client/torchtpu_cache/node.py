@@ -142,20 +142,36 @@ class Node:
     def find(self, keyed: Keyed, *, load: LoadExecutable | None = None) -> Result | None:
         """The executable from the nearest tier that has it, for a caller that compiles for itself.
 
-        None where no tier has one that loads, or the mode serves none: the caller compiles then, and calls `publish`.
-        No fault of the cache is ever raised.
+        None where no tier has one that loads, or the mode serves none: the caller compiles then, and calls `compiled`
+        and `publish`. No fault of the cache is ever raised.
         """
         caller = self._caller(load)
         return self._look_up(keyed, caller) if self.mode.serves else None
 
-    def publish(self, keyed: Keyed, compiled: Compiled) -> Entry | None:
-        """Stores what the caller compiled after `find` had nothing for it, as the mode allows, and counts it.
+    def compiled(self, keyed: Keyed, compile_seconds: float) -> None:
+        """Takes note that the caller compiled what `find` had not."""
+        self.counters.compiled(compile_seconds)
+        self._tiers.compiled(compile_seconds, keyed.program_bytes)
 
-        None where it is not stored. No fault of the cache is ever raised, and no upload is waited for.
+    def publish(self, keyed: Keyed, compiled: Compiled) -> Entry | None:
+        """Stores what the caller compiled, as the mode allows; None where it is not stored.
+
+        No fault of the cache is ever raised, and no upload is waited for.
         """
-        self.counters.compiled(compiled.compile_seconds)
-        self._tiers.compiled(compiled.compile_seconds, keyed.program_bytes)
-        return self._publish(keyed, compiled)
+        if not self.mode.publishes:
+            return None
+        try:
+            return self._stored(keyed, compiled)
+        except Bypass as bypass:
+            _log.warning("%s; the result is used and not stored", bypass.detail)
+            self.counters.not_published(bypass.reason)
+        except (StoreError, InvalidRequest, MemoryError) as error:
+            _log.warning("a compiled executable could not be packed: %s", error)
+            self.counters.not_published("unpackable")
+        except Exception:
+            _log.exception("a compiled executable could not be stored")
+            self.counters.not_published("internal")
+        return None
 
     def answer(
         self,
@@ -233,9 +249,9 @@ class Node:
 
     def _compile(self, resolved: ResolvedRequest, ask: _Ask) -> Result:
         compiled = self._run(ask)
-        self._tiers.compiled(compiled.compile_seconds, resolved.program_bytes)
+        self.compiled(resolved, compiled.compile_seconds)
         loaded = ask.caller.loaded(compiled.executable)  # what does not load is not shared
-        entry = self._publish(resolved, compiled)
+        entry = self.publish(resolved, compiled)
         return Result(
             key=resolved.key,
             tier=Tier.COMPILED,
@@ -250,6 +266,7 @@ class Node:
     def _bypass(self, reason: str, ask: _Ask) -> Result:
         self.counters.bypass(reason)
         compiled = self._run(ask)
+        self.counters.compiled(compiled.compile_seconds)
         return Result(
             key=None,
             tier=Tier.COMPILED,
@@ -264,29 +281,10 @@ class Node:
 
     def _run(self, ask: _Ask) -> Compiled:
         try:
-            compiled = ask.compiler.compile(ask.request, progress=ask.progress)
+            return ask.compiler.compile(ask.request, progress=ask.progress)
         except CompileError:
             self.counters.compile_failed()
             raise
-        self.counters.compiled(compiled.compile_seconds)
-        return compiled
-
-    def _publish(self, keyed: Keyed, compiled: Compiled) -> Entry | None:
-        """Stores what was compiled, here and for the remote; None, counted, where that must not or cannot be."""
-        if not self.mode.publishes:
-            return None
-        try:
-            return self._stored(keyed, compiled)
-        except Bypass as bypass:
-            _log.warning("%s; the result is used and not stored", bypass.detail)
-            self.counters.not_published(bypass.reason)
-        except (StoreError, InvalidRequest, MemoryError) as error:
-            _log.warning("a compiled executable could not be packed: %s", error)
-            self.counters.not_published("unpackable")
-        except Exception:
-            _log.exception("a compiled executable could not be stored")
-            self.counters.not_published("internal")
-        return None
 
     def _stored(self, keyed: Keyed, compiled: Compiled) -> Entry:
         """Raises Bypass where what was compiled is not what its key says."""

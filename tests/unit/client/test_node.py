@@ -422,6 +422,7 @@ def test_a_caller_that_compiles_for_itself_finds_what_it_published() -> None:
     keyed = resolve(request(), RawResolver())
     assert under_test.find(keyed) is None
     compiled = compiler.compile(request())
+    under_test.compiled(keyed, compiled.compile_seconds)
     entry = under_test.publish(keyed, compiled)
     assert entry is not None
     found = under_test.find(keyed, load=lambda raw: compiler.load(raw, request()))
