@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import os
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
@@ -77,7 +78,7 @@ class EntryHandler:
             edge.metrics.read("miss")
             raise no_entry()
         with found.blob as blob:
-            headers = _entry_headers(found.manifest)
+            headers = [*entry_headers(found.manifest)]
             if _is_known(header(scope["headers"], b"if-none-match"), found.manifest.digest):
                 edge.metrics.read("not_modified")
                 await send({"type": "http.response.start", "status": 304, "headers": headers})
@@ -148,8 +149,7 @@ class EntryHandler:
             if status is PutStatus.CONFLICT:
                 await body.refuse(send, conflict(manifest))
                 return
-            headers = _entry_headers(manifest)
-            headers.append((b"content-length", b"0"))
+            headers = [*entry_headers(manifest), (b"content-length", b"0")]
             await body.answer(send, 201 if status is PutStatus.CREATED else 200, headers, b"")
 
     async def _take(self, scope: Any, body: _Body, namespace: Namespace, key: Key) -> tuple[PutStatus, Manifest]:
@@ -254,14 +254,16 @@ class _Body:
                 room -= len((await self._next(idle_seconds))[0])
 
 
-def _entry_headers(manifest: Manifest) -> Headers:
-    return [
+@functools.lru_cache(maxsize=4096)
+def entry_headers(manifest: Manifest) -> tuple[tuple[bytes, bytes], ...]:
+    """What every answer with an entry, or about one, says of it."""
+    return (
         (b"etag", etag(manifest.digest).encode()),
         (CONTENT_DIGEST_HEADER.lower().encode(), content_digest(manifest.digest).encode()),
         (MANIFEST_HEADER.lower().encode(), manifest.to_header().encode()),
         # An entry may be deleted at any time, and its bytes are what its digest says.
         (b"cache-control", b"no-cache, no-transform"),
-    ]
+    )
 
 
 def _is_known(if_none_match: str | None, digest: Digest) -> bool:

@@ -49,19 +49,25 @@ class Metrics:
         self._index_complete = Gauge(
             f"{_PREFIX}_index_complete", "1 unless the index is being rebuilt.", registry=registry
         )
-        for outcome in ("hit", "not_modified", "miss", "error"):
-            self._reads.labels(outcome)
+        # `labels` costs more than to count, so that what a read counts is looked up once.
+        self._reads_by = {outcome: self._reads.labels(outcome) for outcome in ("hit", "not_modified", "miss", "error")}
+        self._requests_by: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         for outcome in ("created", "same", "conflict", "refused", "error"):
             self._puts.labels(outcome)
 
     def request(self, method: str, route: str, status: int, seconds: float) -> None:
         """One request has ended; `route` is the name of one of ours or `other`."""
-        self._requests.labels(method if method in _METHODS else "other", route, str(status)).inc()
-        self._seconds.labels(route).observe(seconds)
+        name = method if method in _METHODS else "other", route, status
+        found = self._requests_by.get(name)
+        if found is None:
+            found = self._requests.labels(name[0], route, str(status)), self._seconds.labels(route)
+            self._requests_by[name] = found
+        found[0].inc()
+        found[1].observe(seconds)
 
     def read(self, outcome: str) -> None:
         """`hit`, `not_modified`, `miss` or `error`."""
-        self._reads.labels(outcome).inc()
+        self._reads_by[outcome].inc()
 
     def put(self, outcome: str) -> None:
         """`created`, `same`, `conflict`, `refused` (the client's fault) or `error` (ours)."""

@@ -8,7 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from torchtpu_cache_core.clock import SYSTEM_CLOCK, Clock
 from torchtpu_cache_core.closing import Closing
@@ -20,7 +20,7 @@ from torchtpu_cache_core.store import PutStatus, StoreStats
 from torchtpu_cache_core.wire import Found, Page
 from torchtpu_cache_server.admission import Admission, Limits
 from torchtpu_cache_server.blobs.bucket import Bucket, OpenObject, Staged
-from torchtpu_cache_server.blobs.layout import blob_name
+from torchtpu_cache_server.blobs.layout import ObjectName, blob_name
 from torchtpu_cache_server.catalog import Catalog
 from torchtpu_cache_server.incoming import Incoming
 from torchtpu_cache_server.index.base import EntryName, Index, Record
@@ -44,6 +44,14 @@ class OpenEntry:
         self.blob.close()
 
 
+class _Known(NamedTuple):
+    """A verified entry: its blob is good for as long as the file has this identity."""
+
+    manifest: Manifest
+    identity: Hashable
+    blob: ObjectName
+
+
 class _Hot:
     """The entries that were verified by this process, so that a hit asks neither index nor manifest. Thread-safe.
 
@@ -53,10 +61,10 @@ class _Hot:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._lock = threading.Lock()  # guards all below
-        self._known: OrderedDict[EntryName, tuple[Manifest, Hashable]] = OrderedDict()
+        self._known: OrderedDict[EntryName, _Known] = OrderedDict()
         self.epoch = 0
 
-    def get(self, name: EntryName) -> tuple[Manifest, Hashable] | None:
+    def get(self, name: EntryName) -> _Known | None:
         with self._lock:
             found = self._known.get(name)
             if found is not None:
@@ -64,10 +72,11 @@ class _Hot:
             return found
 
     def put(self, name: EntryName, manifest: Manifest, identity: Hashable, epoch: int) -> None:
+        known = _Known(manifest, identity, blob_name(manifest.digest))
         with self._lock:
             if epoch != self.epoch:
                 return
-            self._known[name] = (manifest, identity)
+            self._known[name] = known
             self._known.move_to_end(name)
             if len(self._known) > self._limit:
                 self._known.popitem(last=False)
@@ -118,15 +127,14 @@ class Service(Closing):
         known = self._hot.get((namespace, key))
         if known is None:
             return None
-        manifest, identity = known
-        blob = self.bucket.open(blob_name(manifest.digest))
+        blob = self.bucket.open(known.blob)
         if blob is None:
             return None
-        if blob.identity != identity:
+        if blob.identity != known.identity:
             blob.close()
             return None
         self._touch((namespace, key))
-        return OpenEntry(manifest, blob)
+        return OpenEntry(known.manifest, blob)
 
     def open(self, namespace: Namespace, key: Key) -> OpenEntry | None:
         """The entry of a key, open for reading, or None. The caller closes it.
@@ -155,7 +163,7 @@ class Service(Closing):
         blob = self.catalog.blob_of(record.manifest)
         try:
             known = self._hot.get(record.name)
-            if known != (record.manifest, blob.identity):
+            if known is None or known[:2] != (record.manifest, blob.identity):
                 self.catalog.verify(record, blob)
         except BaseException:
             blob.close()

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import os
 import socket
@@ -43,6 +44,12 @@ def split_host(value: str) -> str:
     if colon and port.isascii() and port.isdigit() and (not host.startswith("[") or host.endswith("]")):
         return host
     return value
+
+
+@functools.lru_cache(maxsize=256)
+def _is_ours(host: str) -> bool:
+    """`is_loopback` of a Host header; every request of a client has the same."""
+    return is_loopback(split_host(host))
 
 
 def peer_uid(peer: Address, server: Address, folder: Path = Path("/proc/net")) -> int | None:
@@ -91,7 +98,7 @@ class LoopbackTrust:
         host = header(scope["headers"], b"host")
         if host is None:
             raise Refusal(400, ProblemKind.INVALID, "the request has no Host header", closes=True)
-        if not is_loopback(split_host(host)):
+        if not _is_ours(host):
             raise Refusal(
                 421,
                 ProblemKind.MISDIRECTED,

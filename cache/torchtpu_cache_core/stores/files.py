@@ -11,7 +11,7 @@ from pathlib import Path
 class Files:
     """Each method is the call of its name and raises `OSError` as that does. Descriptors are not inherited."""
 
-    def open(self, path: Path, flags: int, mode: int = 0o600) -> int:
+    def open(self, path: Path | str, flags: int, mode: int = 0o600) -> int:
         return os.open(path, flags | os.O_CLOEXEC, mode)
 
     def close(self, fd: int) -> None:

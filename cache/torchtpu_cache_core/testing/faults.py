@@ -74,7 +74,7 @@ class FaultyFiles(Files):
         return None
 
     @contextlib.contextmanager
-    def _call(self, call: str, where: Path | int) -> Iterator[None]:
+    def _call(self, call: str, where: Path | str | int) -> Iterator[None]:
         path = self._paths.get(where, "") if isinstance(where, int) else str(where)
         fault = self._strike(call, path)
         if fault is not None and not fault.after:
@@ -83,7 +83,7 @@ class FaultyFiles(Files):
         if fault is not None:
             raise OSError(fault.error, os.strerror(fault.error))
 
-    def open(self, path: Path, flags: int, mode: int = 0o600) -> int:
+    def open(self, path: Path | str, flags: int, mode: int = 0o600) -> int:
         fd = -1
         try:
             with self._call("open", path):
