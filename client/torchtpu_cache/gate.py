@@ -70,10 +70,6 @@ class RemoteGate:
                 return "slow"
             return "cheap_compiles" if self._is_cheap(program_bytes) else None
 
-    def closed(self, program_bytes: int) -> bool:
-        """Whether there is a `refusal`."""
-        return self.refusal(program_bytes) is not None
-
     def _give(self, seconds: float) -> None:
         self._credit_seconds = min(CREDIT_SECONDS, self._credit_seconds + seconds)
 

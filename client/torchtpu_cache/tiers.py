@@ -80,8 +80,9 @@ class Tiers:
 
     def _asked(self, resolved: Keyed) -> Iterator[_Tiered]:
         for tiered in self._tiers:
-            if tiered.tier is Tier.REMOTE and self._gate.closed(resolved.program_bytes):
-                self._counters.skipped(Tier.REMOTE, "cheap_compiles")
+            refusal = self._gate.refusal(resolved.program_bytes) if tiered.tier is Tier.REMOTE else None
+            if refusal is not None:
+                self._counters.skipped(tiered.tier, refusal)
             else:
                 yield tiered
 
@@ -96,6 +97,8 @@ class Tiers:
                     self._gate.round_trip(self._clock.monotonic() - asked)
                 return None
             stored.entry.check(resolved.key, resolved.components)
+            if tiered.tier is Tier.REMOTE:
+                self._gate.hit(self._clock.monotonic() - asked, stored.entry.header.compile_seconds)
             return stored
         except CorruptEntry as error:
             self._set_aside(tiered, resolved.key, error)
@@ -107,6 +110,8 @@ class Tiers:
         except Exception:
             _log.exception("the %s tier failed", tiered.tier)
             self._counters.failure(tiered.tier, "internal")
+        if tiered.tier is Tier.REMOTE:
+            self._gate.failed(self._clock.monotonic() - asked)
         return None
 
     def _used(self, tiered: _Tiered, stored: Stored, use: Use) -> Result | None:
