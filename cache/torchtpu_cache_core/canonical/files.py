@@ -17,34 +17,42 @@ MAX_FLAG_FILE_BYTES: Final = 256 << 20
 _MAX_FOLDER_FILES: Final = 1024
 
 PLAIN: Final = re.compile(r"true|false|[+-]?[0-9]{1,32}(\.[0-9]{0,32})?([eE][+-]?[0-9]{1,4})?")
-"""Booleans and numbers: a value that is never taken for a file's name."""
+"""Booleans and numbers: what only a flag that is known to name a file takes for a file's name."""
+
+_LOOKS_READ: Final = re.compile(r"(^|(?<= ))(content|folder):sha256:[0-9a-f]{64}( literal)*\Z")
 
 
 def file_value(flag: str, value: str) -> str:
     """The value of a flag, with the content of the file that it names, if it names one.
 
     A flag of `rules.FILE_FLAGS` is reduced to the content of its file or folder, so that another path to equal bytes
-    gives an equal key. Any other value is kept, and the content of a file of that name is added.
+    gives an equal key. Any other value is kept, and the content of a file of that name is added. No value that names
+    no file gets a text that one which does could get.
 
     Raises:
         Bypass: the file is there but cannot be read, or is over a limit.
     """
-    if not value or PLAIN.fullmatch(value) or "\0" in value:
-        return value
+    known = flag in FILE_FLAGS
+    if not value or "\0" in value or (PLAIN.fullmatch(value) and not known):
+        return _literal(value)
     try:
         mode = Path(value).stat().st_mode
     except OSError as error:
         if isinstance(error, PermissionError):
             raise _unreadable(flag, value) from None
-        return value
-    known = flag in FILE_FLAGS
+        return _literal(value)
     if stat.S_ISREG(mode):
         content = f"content:sha256:{_digest(flag, value)}"
         return content if known else f"{value} {content}"
     if stat.S_ISDIR(mode) and known:
-        return f"content:sha256:{_folder_digest(flag, value)}"
+        return f"folder:sha256:{_folder_digest(flag, value)}"
     # A folder under an unknown flag is a place to write far more often than an input, and its listing never rests.
-    return value
+    return _literal(value)
+
+
+def _literal(value: str) -> str:
+    """A value that was not read from a file; one that looks as if it were is marked, once more each time."""
+    return f"{value} literal" if _LOOKS_READ.search(value) else value
 
 
 def read_flag_file(flag: str, path: str) -> bytes:

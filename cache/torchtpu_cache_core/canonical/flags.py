@@ -24,8 +24,10 @@ _NAME: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01
 _MAX_FLAGS: Final = 4096
 _MAX_NESTED_FILES: Final = 4
 _BOOLEANS: Final = frozenset(name for name, kind in DEBUG_OPTIONS.values() if kind == "bool")
-_WORD: Final = "*word*"
-"""Stands for the name of a word that is no flag."""
+_WORD: Final = "="
+"""Stands for the name of a word that is no flag: no flag's name holds an equals sign."""
+_END: Final = "--"
+"""Ends the flags of a command line, for readers that heed it."""
 _FLAG_PREFIXES: Final = ("xla", "libtpu", "tpu", "noxla", "nolibtpu", "notpu")
 _FLAG_FILE: Final = "flagfile"
 _FROM_VARIABLES: Final = ("fromenv", "tryfromenv")
@@ -63,10 +65,10 @@ class Flags:
             Bypass: a value names a file that cannot be read.
         """
         if self.ordered:
-            return {"*ordered*": _listed(map(_word, self.flags)), **self._rest()}
+            return {"*ordered*": _words(self.flags), **self._rest()}
         if any(flag.name in ORDERED_FLAGS for flag in self.flags):
             kept = (flag for flag in self.flags if flag.name not in DROPPED_FLAGS)
-            return {"*ordered*": _listed(map(_word, kept)), **self._rest()}
+            return {"*ordered*": _words(kept), **self._rest()}
         names = {flag.name for flag in self.flags}
         groups: dict[str, list[Flag]] = {}
         for flag in self.flags:
@@ -75,7 +77,7 @@ class Flags:
             name = flag.name[2:] if negates else flag.name
             if name not in DROPPED_FLAGS:
                 groups.setdefault(name, []).append(flag)
-        return {name: _effective(groups[name]) for name in sorted(groups)} | self._rest()
+        return {_component(name): _effective(groups[name]) for name in sorted(groups)} | self._rest()
 
     def effective(self, name: str) -> str | None:
         """The last value of a flag, `true` where it has none; None where it is not given."""
@@ -94,21 +96,33 @@ def _value(flag: Flag) -> str:
     return file_value(flag.name, flag.value)
 
 
+def _component(name: str) -> str:
+    """What a flag's component is called; `*ordered*` and its kin are never a flag's."""
+    return f"*{name}" if name.startswith("*") else name
+
+
+def _words(flags: Iterable[Flag]) -> str:
+    return "[" + " ".join(map(_word, flags)) + "]"
+
+
 def _word(flag: Flag) -> str:
-    return flag.name if flag.value is None else f"{flag.name}={file_value(flag.name, flag.value)}"
+    value = None if flag.value is None else file_value(flag.name, flag.value)
+    if flag.name == _WORD:
+        return _framed(value or "", "=")  # what a flag is written as may be any text, so the frame tells them apart
+    return _framed(flag.name if value is None else f"{flag.name}={value}")
 
 
-def _listed(words: Iterable[str]) -> str:
-    return "[" + " ".join(f"{len(word)}:{word}" for word in words) + "]"
+def _framed(text: str, mark: str = ":") -> str:
+    return f"{len(text)}{mark}{text}"
 
 
 def _effective(group: list[Flag]) -> str:
     if len({flag.name for flag in group}) > 1:
-        return "no" + _listed(map(_word, group))
+        return "no" + _words(group)
     values = [_value(flag) for flag in group]
     if all(PLAIN.fullmatch(value) for value in values) or (len(values) == 1 and not values[0].startswith(("[", "no["))):
         return values[-1]
-    return _listed(values)
+    return "[" + " ".join(map(_framed, values)) + "]"
 
 
 def parse_xla_flags(text: str) -> Flags:
@@ -171,12 +185,15 @@ def parse_argv(argv: Sequence[str]) -> Flags:
         Bypass: as `parse_init_args`, for flags of a compiler.
     """
     words: list[str] = []
-    after_bare_flag = False
+    after_bare_flag = ended = False
     for word in argv:
         ours = _is_ours(word)
+        if ours and ended and _END not in words:
+            words.append(_END)  # a reader that heeds it takes no flag behind it, and its order with them counts
         if ours or (after_bare_flag and not word.startswith("-")):
             words.append(word)
         after_bare_flag = ours and "=" not in word
+        ended |= word == _END
     flags, ordered = _absl(words, _is_ours, 0)
     return Flags(tuple(flags), ordered=ordered)
 

@@ -109,6 +109,9 @@ _NUM_PARTITIONS_FIELD: Final = 5
 _SPMD_FIELD: Final = 6
 _SHARDY_FIELD: Final = 19
 
+_FLAG_MAPS: Final = frozenset({"env_option_overrides", "xla_backend_extra_options"})
+"""Maps whose keys are names of flags; the keys of the others are words of their own."""
+
 _WIRE_TYPES: Final = {
     "bool": VARINT,
     "int32": VARINT,
@@ -241,9 +244,9 @@ def _values(name: str, kind: str, group: list[Field]) -> str | None:
     """The canonical text of all that one field number holds; None where a reader would find nothing."""
     repeated, _, element = kind.rpartition(" ")
     if kind == "map":
-        return _map(group, _string)
+        return _map(name, group, _string)
     if kind == "override map":
-        return _map(group, _override)
+        return _map(name, group, _override)
     if repeated:
         group = _unpacked(element, group)
         if not group:
@@ -304,7 +307,7 @@ def _strange(group: Iterable[Field]) -> str:
     return "[" + ",".join(f"#{f.wire_type}:{_raw(f.value)}" for f in group) + "]"
 
 
-def _map(group: list[Field], value_text: Callable[[str, bytes], str]) -> str | None:
+def _map(name: str, group: list[Field], value_text: Callable[[str, bytes], str]) -> str | None:
     """Entries sorted by key, or all of them as they stand where one is not what a map's writer emits.
 
     None where all are dropped, which is the same as a map that is not there.
@@ -319,7 +322,7 @@ def _map(group: list[Field], value_text: Callable[[str, bytes], str]) -> str | N
             return _strange(group)
         key, value = (f.value for f in entry if isinstance(f.value, bytes))
         flag = key.decode(errors="replace")
-        if flag not in DROPPED_FLAGS:
+        if flag not in DROPPED_FLAGS or name not in _FLAG_MAPS:
             entries.append((key, value_text(flag, value)))
     if not entries:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from torchtpu_cache_core.canonical.flags import (
     Flag,
+    Flags,
     parse_argv,
     parse_init_args,
     parse_xla_flags,
@@ -159,10 +161,58 @@ def test_a_folder_of_profiles_counts_with_its_content(tmp_path: Path) -> None:
     assert len(seen) == 4
 
 
+def test_a_value_cannot_pose_as_what_was_read_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    path.write_text("one")
+    read = f"content:sha256:{hashlib.sha256(b'one').hexdigest()}"
+    known, unknown = "--xla_gpu_target_config_filename=", "--xla_unknown_table="
+    texts = [f"{known}{value}" for value in (path, read, f"{read} literal", f"{read} literal literal")]
+    texts += [f"{unknown}{value}" for value in (path, f"{path} {read}", f"{path} {read} literal", read)]
+    assert len({str(xla(text.replace("=", "='", 1) + "'")) for text in texts}) == len(texts)
+    assert xla(f"{known}{read.upper()}") == {"xla_gpu_target_config_filename": read.upper()}
+
+
+def test_a_file_cannot_pose_as_a_folder(tmp_path: Path) -> None:
+    folder, listing = tmp_path / "folder", tmp_path / "listing"
+    folder.mkdir()
+    (folder / "a").write_text("x")
+    listing.write_text(f"1:a{hashlib.sha256(b'x').hexdigest()}")
+    flag = "--xla_gpu_pgle_profile_file_or_directory_path="
+    assert xla(f"{flag}{folder}") != xla(f"{flag}{listing}")
+
+
+def test_a_file_named_like_a_number_is_read_for_a_flag_that_names_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    seen = [xla("--xla_gpu_target_config_filename=1 --xla_unknown=1")]
+    for content in ("one", "two"):
+        (tmp_path / "1").write_text(content)
+        seen.append(xla("--xla_gpu_target_config_filename=1 --xla_unknown=1"))
+    assert len({each["xla_gpu_target_config_filename"] for each in seen}) == 3
+    assert {each["xla_unknown"] for each in seen} == {"1"}
+
+
+def test_no_flag_poses_as_a_word_or_a_group() -> None:
+    assert init("--xla_a 1") != init("--xla_a --*word*=1")
+    assert len({str(init(f"--xla_a{word}")) for word in (" 1", " --=1", " --==1", " -==1", " ==1", " =1")}) == 5
+    assert xla("--*rest*=x") != Flags((), rest="x").canonical()
+    assert len({str(init(f"--{name}=1")) for name in ("rest*", "*rest*", "**rest*", "*ordered*", "*all*")}) == 5
+    assert not {"*rest*", "*ordered*", "*all*"} & init("--*rest*=1 --*ordered*=1 --*all*=1").keys()
+
+
+def test_flags_behind_the_end_of_flags_are_others() -> None:
+    assert len({str(parse_argv(argv).canonical()) for argv in (["--xla_a=1"], ["--", "--xla_a=1"], ["--"])}) == 3
+    assert parse_argv(["--xla_a=1", "--", "data"]).canonical() == parse_argv(["--xla_a=1"]).canonical()
+    assert (
+        parse_argv(["--xla_a=1", "--", "-xla_b"]).canonical() != parse_argv(["--", "--xla_a=1", "-xla_b"]).canonical()
+    )
+
+
 def test_argv_gives_only_compiler_flags() -> None:
     argv = ["train.py", "--steps=3", "--xla_a=1", "run7", "--tpu_b", "value", "--libtpu_c=2", "-xla_d=3", "--lr", "x"]
     flags = parse_argv(argv)
-    assert [f.name for f in flags.flags] == ["xla_a", "tpu_b", "*word*", "libtpu_c", "xla_d"]
+    assert [f.name for f in flags.flags] == ["xla_a", "tpu_b", "=", "libtpu_c", "xla_d"]
     assert parse_argv(["--xla_a=1", "-xla_b=2"]).canonical() == {"xla_a": "1", "xla_b": "2"}
     assert parse_argv(["job", "--port=8000", "--tryfromenv=port"]).canonical() == {}
     with pytest.raises(Bypass):

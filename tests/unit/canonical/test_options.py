@@ -23,6 +23,7 @@ from torchtpu_cache_core.canonical.wire import length_field, varint, varint_fiel
 from torchtpu_cache_core.errors import InvalidRequest
 
 DUMP_TO, MAX_ISA, FAST_MATH, DUMP_MAX, ESTIMATOR, TARGET_CONFIG, DISABLE_PASSES = 109, 333, 99, 132, 357, 261, 30
+GEMM_TILING, EXTRA_OPTIONS = 474, 500
 
 
 def shown(options: bytes, *, position_independent: bool = False) -> dict[str, str]:
@@ -108,6 +109,13 @@ def test_map_entries_are_sorted() -> None:
 def test_map_entries_of_one_key_keep_their_order() -> None:
     one, two = length_field(ESTIMATOR, entry("a", "1")), length_field(ESTIMATOR, entry("a", "2"))
     assert len({shown(debug(*pair))["debug_options"] for pair in ((one, two), (two, one), (one, one), (two,))}) == 4
+
+
+def test_only_maps_of_flags_leave_flags_out() -> None:
+    dumps = [entry("xla_dump_to", "/tmp/x"), entry("v", "1")]
+    for number, kept in ((ESTIMATOR, True), (GEMM_TILING, True), (EXTRA_OPTIONS, False)):
+        for dump in dumps:
+            assert (shown(debug(length_field(number, dump))) != shown(debug())) is kept
 
 
 def test_lists_keep_their_order() -> None:
