@@ -8,7 +8,7 @@ from typing import Any, Final, Self
 from torchtpu_cache_core.canonical.allowlist import MAX_TARGET_BYTES
 from torchtpu_cache_core.request import ProgramIdentity
 
-FORM_VERSION: Final = "1"
+FORM_VERSION: Final = "2"
 """Changes whenever the same program could get another canonical form from the same jaxlib."""
 
 PORTABLE_VERSION: Final = "1.13.0"

@@ -59,6 +59,24 @@ def payloads(run_python: Any) -> dict[str, str]:
     return made
 
 
+@pytest.fixture(scope="module")
+def digest_of(run_python: Any) -> Any:
+    """What stands for a payload in the canonical form."""
+    source = """
+import json, sys
+from torchtpu_cache_core.canonical import canonicaliser_child as child
+child._context()
+print(json.dumps(child._payload_digest(sys.argv[1])))
+"""
+
+    def digest(body: str) -> str:
+        found: str = run_python(source, body)
+        assert found.startswith("text:")
+        return found
+
+    return digest
+
+
 def wrapped(body: str, **more: object) -> str:
     return json.dumps({"custom_call_config": {"body": body, "serialization_format": 1, **more}})
 
@@ -117,17 +135,10 @@ def test_a_payload_cannot_pose_as_its_digest(canonicaliser: ProgramCanonicaliser
 
 
 def test_the_digest_of_one_kernel_beside_another_cannot_pose_as_it(
-    canonicaliser: ProgramCanonicaliser, payloads: dict[str, str], run_python: Any
+    canonicaliser: ProgramCanonicaliser, payloads: dict[str, str], digest_of: Any
 ) -> None:
     """Another call with a payload gives both modules the same form."""
-    source = """
-import json, sys
-from torchtpu_cache_core.canonical import canonicaliser_child as child
-child._context()
-print(json.dumps(child._payload_digest(sys.argv[1])))
-"""
-    digest: str = run_python(source, payloads["plain"])
-    assert digest.startswith("text:")
+    digest = digest_of(payloads["plain"])
     two_calls = """module {
       func.func public @main(%%a: tensor<8xf32>) -> tensor<8xf32> {
         %%0 = stablehlo.custom_call @tpu_custom_call(%%a) {backend_config = "%s"} : (tensor<8xf32>) -> tensor<8xf32>
@@ -140,6 +151,23 @@ print(json.dumps(child._payload_digest(sys.argv[1])))
     identities = {canonicaliser.resolve(program) for program in programs}
     assert {identity.form for identity in identities} == {"portable-1.13.0+payload"}
     assert len(identities) == len(texts)
+
+
+@pytest.mark.parametrize("escaped", [False, True])
+def test_what_stands_beside_a_payload_cannot_pose_as_its_digest(
+    canonicaliser: ProgramCanonicaliser, payloads: dict[str, str], digest_of: Any, escaped: bool
+) -> None:
+    """The payload may be written in escapes, and it or its digest a second time elsewhere in the configuration."""
+    body = payloads["plain"]
+    written = f"\\u{ord(body[0]):04x}{body[1:]}" if escaped else body
+    digest = digest_of(body)
+    beside = [[body, digest], [digest, body], [digest, digest], [body, body], ["", digest], ["", body], ["", ""]]
+    configs = [
+        f'{{"custom_call_config": {{"body": "{text}"}}, "x": "{x}", "y": "{y}"}}'
+        for x, y in beside
+        for text in {written, digest}
+    ]
+    assert len({sha256(canonicaliser, config) for config in configs}) == len(configs)
 
 
 def test_a_real_pallas_kernel(canonicaliser: ProgramCanonicaliser, corpus: Path) -> None:
