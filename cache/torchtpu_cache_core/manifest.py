@@ -173,6 +173,11 @@ class Attestation:
             self.machine_mac, _mac(machine_key, namespace, entry)
         )
 
+    def check_mark(self, machine_key: bytes, namespace: Namespace, entry: Entry) -> None:
+        """Refuses a machine's mark that was made for something else, or with another key; CorruptEntry."""
+        if self.machine_mac is not None and not self.made_by_machine(machine_key, namespace, entry):
+            raise CorruptEntry(CorruptReason.SIGNATURE, "the mark behind the entry is not this machine's mark of it")
+
     def to_block(self) -> bytes:
         """The block that stands behind the entry in a disk file."""
         body: dict[str, Any] = {}

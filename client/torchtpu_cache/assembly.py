@@ -61,8 +61,8 @@ def cache_folder(config: Config) -> Path | None:
         return None
 
 
-def open_disk(config: Config, folder: Path) -> DiskStore:
-    """The disk tier in `folder`."""
+def open_disk(config: Config, folder: Path, key: bytes | None = None) -> DiskStore:
+    """The disk tier in `folder`. With the machine's `key`, what it marked is held against that."""
     from torchtpu_cache_core.stores.disk import DiskStore
 
     return DiskStore(
@@ -71,7 +71,16 @@ def open_disk(config: Config, folder: Path) -> DiskStore:
         limit_bytes=config.max_disk_bytes,
         limit_entries=config.max_disk_entries,
         min_free_bytes=config.min_free_bytes,
+        machine_key=key,
     )
+
+
+def _key_of(folder: Path) -> bytes | None:
+    try:
+        return machine_key(folder)
+    except CacheError as error:  # a folder that is only read here
+        _log.warning("what is compiled here gets no mark of this machine: %s", error)
+        return None
 
 
 def open_remote(config: Config) -> Store | None:
@@ -102,9 +111,9 @@ def assemble(config: Config) -> Assembly:
     )
     disk, key = None, None
     if folder is not None:
+        key = _key_of(folder)
         try:
-            disk = open_disk(config, folder)
-            key = machine_key(folder)
+            disk = open_disk(config, folder, key)
         except CacheError as error:
             _log.warning("the disk tier cannot be used: %s", error)
     counters = Counters()

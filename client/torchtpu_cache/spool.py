@@ -27,18 +27,13 @@ from torchtpu_cache.breaker import BreakerOpen
 from torchtpu_cache.counters import Counters, Tier
 from torchtpu_cache_core.clock import SYSTEM_CLOCK, Clock
 from torchtpu_cache_core.entry import PREFIX, Entry, Frame, Header
-from torchtpu_cache_core.errors import (
-    CorruptEntry,
-    CorruptReason,
-    FailureKind,
-    InvalidName,
-    StoreError,
-    StoreFull,
-)
+from torchtpu_cache_core.errors import FailureKind, InvalidName, StoreError, StoreFull
 from torchtpu_cache_core.names import Key, Namespace
 from torchtpu_cache_core.regular import open_regular
 from torchtpu_cache_core.store import CHEAP_COMPILE_SECONDS, Store
 from torchtpu_cache_core.stores.failures import has_no_locks
+from torchtpu_cache_core.stores.files import FILES
+from torchtpu_cache_core.stores.reading import OpenFile, read_bare_entry
 
 _log = logging.getLogger(__name__)
 
@@ -89,15 +84,6 @@ def _pending(folder: Path) -> dict[Path, int]:
     except OSError:
         return {}
     return sizes
-
-
-def _read(file: BinaryIO) -> Entry:
-    """The entry that fills the file. CorruptEntry for anything else, found before all of it is read."""
-    prefix = file.read(PREFIX.size)
-    frame = Frame.parse(prefix)
-    if frame.entry_bytes != os.fstat(file.fileno()).st_size:
-        raise CorruptEntry(CorruptReason.LENGTH, "is not as long as it declares")
-    return Entry.parse(prefix + file.read(frame.entry_bytes - len(prefix)))
 
 
 def _remove(path: Path, file: BinaryIO) -> None:
@@ -303,9 +289,7 @@ class Spool:
 
     def _send(self, path: Path, file: BinaryIO) -> _Outcome:
         try:
-            entry = _read(file)
-            if entry.key != path.name:
-                raise CorruptEntry(CorruptReason.KEY, "stands under another name")
+            entry = read_bare_entry(FILES, OpenFile(file.fileno(), os.fstat(file.fileno())), Key(path.name))
         except StoreError:
             self._counters.failure("spool", FailureKind.CORRUPT)
             _remove(path, file)

@@ -21,13 +21,21 @@ class Bench:
         self.files = FaultyFiles()
         self.layout = Layout(root, DEFAULT_NAMESPACE)
 
-    def open(self, *, limit_bytes: int = 1 << 30, limit_entries: int = 10_000, min_free_bytes: int = 0) -> DiskStore:
+    def open(
+        self,
+        *,
+        limit_bytes: int = 1 << 30,
+        limit_entries: int = 10_000,
+        min_free_bytes: int = 0,
+        machine_key: bytes | None = None,
+    ) -> DiskStore:
         return DiskStore(
             self.root,
             DEFAULT_NAMESPACE,
             limit_bytes=limit_bytes,
             limit_entries=limit_entries,
             min_free_bytes=min_free_bytes,
+            machine_key=machine_key,
             clock=self.clock,
             files=self.files,
         )

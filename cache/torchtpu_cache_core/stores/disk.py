@@ -64,6 +64,7 @@ class DiskStore(Store):
         limit_bytes: of blocks on the disk: entries, attestation blocks, files being written, leftovers.
         limit_entries: how many entries at most.
         min_free_bytes: what stays free on the file system for others.
+        machine_key: an entry whose machine's mark was not made with it is corrupt; None takes marks as they are.
         clock: for access marks, ages and listings.
         files: the operating-system calls.
 
@@ -79,12 +80,14 @@ class DiskStore(Store):
         limit_bytes: int,
         limit_entries: int,
         min_free_bytes: int,
+        machine_key: bytes | None = None,
         clock: Clock = SYSTEM_CLOCK,
         files: Files = FILES,
     ) -> None:
         check_private_dir(root)
         self._layout = Layout(root, namespace)
         self._limits = DiskLimits(limit_bytes=limit_bytes, limit_entries=limit_entries, min_free_bytes=min_free_bytes)
+        self._machine_key = machine_key
         self._clock = clock
         self._files = files
         self._shards = Shards(self._layout, files, clock)
@@ -124,7 +127,7 @@ class DiskStore(Store):
         file: OpenFile | None = None
         try:
             with opened(self._files, self._layout.entry(key)) as file:
-                stored = read_entry(self._files, file, self._layout.namespace, key)
+                stored = self._read(file, key)
                 self._mark_used(file)
                 return stored
         except FileNotFoundError:
@@ -132,6 +135,9 @@ class DiskStore(Store):
         except CorruptEntry as error:
             self._set_aside(key, error.reason, None if file is None else file.status)
             raise
+
+    def _read(self, file: OpenFile, key: Key) -> Stored:
+        return read_entry(self._files, file, self._layout.namespace, key, self._machine_key)
 
     def _mark_used(self, file: OpenFile) -> None:
         now = self._clock.time()
@@ -339,7 +345,7 @@ class DiskStore(Store):
         file: OpenFile | None = None
         try:
             with opened(self._files, self._layout.entry(key)) as file:
-                stored = read_entry(self._files, file, self._layout.namespace, key)
+                stored = self._read(file, key)
             stored.entry.executable()
         except FileNotFoundError:
             return

@@ -26,6 +26,10 @@ class Files:
     def read(self, fd: int, size_bytes: int) -> bytes:
         return os.read(fd, size_bytes)
 
+    def rewind(self, fd: int) -> None:
+        """Goes to the file's beginning."""
+        os.lseek(fd, 0, os.SEEK_SET)
+
     def write(self, fd: int, data: memoryview) -> int:
         return os.write(fd, data)
 

@@ -107,6 +107,10 @@ class FaultyFiles(Files):
             raise OSError(fault.error, os.strerror(fault.error))
         return super().read(fd, max(1, size_bytes // 2))
 
+    def rewind(self, fd: int) -> None:
+        with self._call("rewind", fd):
+            super().rewind(fd)
+
     def write(self, fd: int, data: memoryview) -> int:
         fault = self._strike("write", self._paths.get(fd, ""))
         if fault is None:

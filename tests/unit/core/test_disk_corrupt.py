@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,17 @@ from support.disk_bench import Bench
 from torchtpu_cache_core.errors import CorruptEntry, CorruptReason
 from torchtpu_cache_core.manifest import Attestation, Manifest
 from torchtpu_cache_core.names import DEFAULT_NAMESPACE, Namespace
-from torchtpu_cache_core.stores import quarantine
-from torchtpu_cache_core.testing.entries import corruptions, entry_for, header_fields, key_for, sealed, too_large_prefix
+from torchtpu_cache_core.stores import quarantine, reading
+from torchtpu_cache_core.stores.wrap import CheckedStore
+from torchtpu_cache_core.testing.entries import (
+    corruptions,
+    entry_for,
+    header_fields,
+    key_for,
+    rival_of,
+    sealed,
+    too_large_prefix,
+)
 from torchtpu_cache_core.testing.faults import Fault, FaultyFiles
 from torchtpu_cache_core.testing.store_suite import MACHINE_KEY
 from torchtpu_cache_core.testing.unpickling import no_unpickling
@@ -75,6 +85,71 @@ def test_lengths_over_every_cap_are_corrupt(bench: Bench) -> None:
     with pytest.raises(CorruptEntry) as caught:
         store.get(_ENTRY.key)
     assert caught.value.reason is CorruptReason.LENGTH
+
+
+def test_a_large_file_that_is_no_entry_costs_no_memory(bench: Bench) -> None:
+    """Of honest lengths and the right header, down to a trailer that is not there."""
+    large = 100 << 20
+    honest = {**header_fields(_ENTRY), "codec": "raw", "executable_bytes": large}
+    planted = [
+        (bytes(_ENTRY.buffer), CorruptReason.MANIFEST),
+        (b"", CorruptReason.MAGIC),
+        (sealed(honest, b"", payload_bytes=large)[:-32], CorruptReason.DIGEST),
+        (sealed(header_fields(entry_for("other")), b"", payload_bytes=large)[:-32], CorruptReason.KEY),
+        (sealed(honest, b"", payload_bytes=large * 2)[:-32], CorruptReason.SHORT),
+    ]
+    for data, reason in planted:
+        size = len(data) + large + (32 if reason in (CorruptReason.DIGEST, CorruptReason.KEY) else 0)
+        with bench.path(_ENTRY.key).open("wb") as sparse:
+            sparse.write(data)
+            sparse.truncate(size)
+        tracemalloc.start()
+        try:
+            with pytest.raises(CorruptEntry) as caught:
+                bench.open().get(_ENTRY.key)
+            peak_bytes = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert caught.value.reason is reason
+        assert peak_bytes < 8 << 20
+
+
+def test_what_is_checked_first_is_checked_alike(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    block = Attestation.by_machine(MACHINE_KEY, DEFAULT_NAMESPACE, _ENTRY).to_block()
+    for first_bytes in (1 << 30, 0):
+        monkeypatch.setattr(reading, "_CHECKED_FIRST_BYTES", first_bytes)
+        for corruption in corruptions(_ENTRY):
+            bench.path(_ENTRY.key).write_bytes(corruption.data)
+            with pytest.raises(CorruptEntry) as caught:
+                CheckedStore(bench.open()).get(_ENTRY.key)
+            assert caught.value.reason is corruption.reason, corruption.name
+        for behind in (b"", block):
+            bench.path(_ENTRY.key).write_bytes(bytes(_ENTRY.buffer) + behind)
+            stored = bench.open().get(_ENTRY.key)
+            assert stored is not None
+            assert stored.entry.digest == _ENTRY.digest
+            bench.open().delete(_ENTRY.key)
+
+
+def test_a_mark_of_another_entry_or_machine_is_corrupt(bench: Bench) -> None:
+    """The payload was exchanged and all digests made anew: the mark alone still tells."""
+    rival = rival_of(_ENTRY)
+    mark = Attestation.by_machine(MACHINE_KEY, DEFAULT_NAMESPACE, _ENTRY)
+    theirs = [
+        (rival, mark),
+        (_ENTRY, Attestation.by_machine(MACHINE_KEY, Namespace("other"), _ENTRY)),
+        (_ENTRY, Attestation.by_machine(bytes(32), DEFAULT_NAMESPACE, _ENTRY)),
+    ]
+    for entry, attestation in theirs:
+        bench.path(_ENTRY.key).write_bytes(bytes(entry.buffer) + attestation.to_block())
+        assert bench.open().get(_ENTRY.key) is not None  # who does not know the key takes a mark as it is
+        with pytest.raises(CorruptEntry) as caught:
+            bench.open(machine_key=MACHINE_KEY).get(_ENTRY.key)
+        assert caught.value.reason is CorruptReason.SIGNATURE
+    for attestation in (mark, None):
+        bench.open().put(_ENTRY, attestation)
+        assert bench.open(machine_key=MACHINE_KEY).get(_ENTRY.key) is not None
+        bench.open().delete(_ENTRY.key)
 
 
 def test_the_quarantine_tells_what_and_why(bench: Bench) -> None:
