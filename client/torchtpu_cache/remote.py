@@ -219,6 +219,7 @@ class RemoteStore(Store):
                 piece = buffer[start : start + _PIECE_BYTES]
                 answer.readinto(piece)
                 verifier.feed(piece)
+                _check_head(key, verifier, size)
             header, digest = verifier.finish()
         except EntryTooLarge as error:
             raise CorruptEntry(CorruptReason.LENGTH, "declares more than the service sent") from error
@@ -322,6 +323,18 @@ def _lazy_buffer(size_bytes: int) -> memoryview:
         return memoryview(mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
     except (MemoryError, OSError) as error:
         raise StoreUnavailable(f"no memory for an entry of {size_bytes:,} bytes", FailureKind.IO) from error
+
+
+def _check_head(key: Key, verifier: Verifier, size_bytes: int) -> None:
+    """Refuses by its head what cannot be the answer, so that it is not fetched to its end."""
+    if verifier.header is None:
+        return  # not all of it is there
+    if verifier.header.key != key:
+        raise CorruptEntry(CorruptReason.KEY, "holds another key than the one asked for")
+    declared = verifier.frame.entry_bytes
+    if declared != size_bytes:
+        reason = CorruptReason.SHORT if declared > size_bytes else CorruptReason.LENGTH
+        raise CorruptEntry(reason, f"declares {declared:,} bytes, and the service sends {size_bytes:,}")
 
 
 def _is_miss(answer: Answer, problem: wire.Problem | None) -> bool:

@@ -14,7 +14,8 @@ from support.rawserver import RawServer, Script, answer, read_request, reset
 from support.replies import hit, manifest_of, miss, problem
 from torchtpu_cache.remote import RemoteStore
 from torchtpu_cache_core import wire
-from torchtpu_cache_core.errors import FailureKind, StoreError, StoreUnavailable
+from torchtpu_cache_core.entry import Entry
+from torchtpu_cache_core.errors import CorruptEntry, CorruptReason, FailureKind, StoreError, StoreUnavailable
 from torchtpu_cache_core.names import DEFAULT_NAMESPACE
 from torchtpu_cache_core.testing.entries import entry_for
 
@@ -28,6 +29,34 @@ def patient(url: str, answer_seconds: float = 0.3, idle_seconds: float = 0.3) ->
 def endless(connection: socket.socket, piece: bytes) -> None:
     while True:
         connection.sendall(piece)
+
+
+def test_what_cannot_be_the_answer_is_not_fetched_to_its_end() -> None:
+    """The head of another key's entry, or of one of another length, and then a body that goes on for ever."""
+    asked, other = (entry_for(name, size_bytes=1 << 20) for name in ("asked", "another"))
+    declared = (1 << 30) + other.size_bytes
+
+    fetched = [0]
+
+    def script(entry: Entry) -> Script:
+        raw = hit(entry).replace(b"Content-Length: %d" % entry.size_bytes, b"Content-Length: %d" % declared)
+
+        def send(connection: socket.socket) -> None:
+            read_request(connection)
+            fetched[0] = 0
+            connection.sendall(raw)
+            while True:
+                connection.sendall(bytes(65536))
+                fetched[0] += 65536
+
+        return send
+
+    for entry, reason in ((other, CorruptReason.KEY), (asked, CorruptReason.LENGTH)):
+        with RawServer(script(entry)) as server, patient(server.url) as store:
+            with pytest.raises(CorruptEntry) as caught:
+                store.get(asked.key)
+            assert caught.value.reason is reason
+            assert fetched[0] < 64 << 20
 
 
 # ---- hostile heads and bodies ----------------------------------------------------------------------------------
