@@ -86,6 +86,15 @@ def _count(value: object) -> int:
     raise ConfigError(f"{value!r} is not a whole number")
 
 
+def _switch(value: object) -> bool:
+    word = str(value).strip().lower()
+    if word in ("1", "true", "on", "yes"):
+        return True
+    if word in ("0", "false", "off", "no", ""):
+        return False
+    raise ConfigError(f"{value!r} is neither true (1, on, yes) nor false (0, off, no)")
+
+
 def _mode(value: object) -> Mode:
     try:
         return Mode(str(value))
@@ -160,6 +169,7 @@ class Config:
     drain_seconds: float
     compile_timeout_seconds: float
     custom_call_targets: tuple[str, ...]
+    jax: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +217,7 @@ SETTINGS: Final = (
     _setting("drain_seconds", _seconds, 30.0, "how long a command or a job waits for its uploads at its end"),
     _setting("compile_timeout_seconds", _seconds, 7200.0, "when a compile counts as hung"),
     _setting("custom_call_targets", _targets, (), "custom-call targets that may be cached besides the built-in list"),
+    _setting("jax", _switch, "false", "jobs with JAX use this cache, without a change to their code"),
 )
 
 _BY_NAME: Final = {setting.name: setting for setting in SETTINGS}

@@ -103,5 +103,7 @@ class Counters:
             result: dict[str, Any] = {}
             for name in _Totals.__slots__:
                 value = getattr(self._totals, name)
-                result[name] = dict(sorted(value.items())) if isinstance(value, Counter) else value
+                if isinstance(value, Counter):
+                    value = {str(label): count for label, count in sorted(value.items())}
+                result[name] = value
         return result

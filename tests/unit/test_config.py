@@ -57,6 +57,8 @@ def test_a_flag_beats_a_variable_beats_a_file_beats_the_default(tmp_path: Path, 
         ({"TORCHTPU_CACHE_LISTEN": "8077"}, "", "HOST:PORT"),
         ({}, "custom_call_targets = 3\n", "list of custom-call targets"),
         ({}, "drain_seconds = true\n", "number of seconds"),
+        ({"TORCHTPU_CACHE_JAX": "maybe"}, "", "neither true"),
+        ({}, "jax = 2\n", "neither true"),
     ],
 )
 def test_nonsense_is_refused_in_one_sentence(
@@ -178,3 +180,21 @@ def test_a_job_goes_on_without_the_settings_that_have_no_sense(tmp_path: Path, e
     assert loaded.config.mode is Mode.READ
     assert len(told) == 3
     assert str(loaded.origins["namespace"]).startswith("file ")
+
+
+@pytest.mark.parametrize(
+    ("variables", "text", "wanted"),
+    [
+        ({}, "", False),
+        ({"TORCHTPU_CACHE_JAX": "1"}, "", True),
+        ({"TORCHTPU_CACHE_JAX": "On"}, "", True),
+        ({"TORCHTPU_CACHE_JAX": "0"}, "jax = true\n", False),
+        ({}, "jax = true\n", True),
+        ({}, 'jax = "no"\n', False),
+    ],
+)
+def test_a_switch_is_true_or_false(
+    tmp_path: Path, environ: dict[str, str], variables: dict[str, str], text: str, wanted: bool
+) -> None:
+    write_file(tmp_path, text)
+    assert config.load({}, environ | variables).config.jax is wanted

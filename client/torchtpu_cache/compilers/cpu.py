@@ -24,7 +24,7 @@ from torchtpu_cache.compilers.base import (
 from torchtpu_cache.compilers.children import ChildPool, check_options, child_environ, served
 from torchtpu_cache.compilers.cpu_loaded import CpuLoaded
 from torchtpu_cache.compilers.mapped import mapped_file, mapped_sha256
-from torchtpu_cache.compilers.messages import shorten
+from torchtpu_cache.compilers.messages import blames_executable, shorten
 from torchtpu_cache_core.canonical.options import device_count
 from torchtpu_cache_core.errors import CompileError, InvalidRequest, LoadError
 from torchtpu_cache_core.host import host_cpu
@@ -42,9 +42,6 @@ _MAX_DEVICES: Final = 1 << 16
 _PLATFORM: Final = "cpu"
 _XLA_VERSION: Final = "cpu"
 """All that a CPU client says of its own version, whatever its release."""
-
-# Statuses of XLA that say nothing of the executable.
-_TRANSIENT: Final = ("RESOURCE_EXHAUSTED", "UNAVAILABLE", "CANCELLED", "ABORTED", "DEADLINE_EXCEEDED")
 
 
 class CpuCompiler(Compiler):
@@ -120,9 +117,8 @@ class CpuCompiler(Compiler):
         try:
             loaded = client.deserialize_executable(bytes(executable), devices, options)
         except (xla_client.XlaRuntimeError, ValueError, MemoryError) as error:
-            blamed = not isinstance(error, MemoryError) and not str(error).startswith(_TRANSIENT)
             message = f"XLA could not load the executable: {shorten(str(error))}"
-            raise LoadError(message, blames_entry=blamed) from None
+            raise LoadError(message, blames_entry=blames_executable(error)) from None
         result = CpuLoaded(xla_client, loaded)
         if list(result.device_ids) != wanted or result.device_grid != jaxlib_cpu.device_grid(options):
             # Dropping the last reference destroys it.

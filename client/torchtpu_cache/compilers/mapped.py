@@ -28,9 +28,14 @@ def mapped_file(library: Path) -> dict[str, Any] | None:
     except OSError:
         return None
     # Read after `stat`, so that a file replaced in between shows as deleted.
+    return {"path": path, "stat": signature} if Path(path) in mapped_paths() else None
+
+
+def mapped_paths() -> set[Path]:
+    """Every file that this process has mapped; one that was replaced since shows with ` (deleted)` at its end."""
     with open("/proc/self/maps") as maps:
-        is_mapped = any(line.rstrip("\n").split(maxsplit=5)[5:] == [path] for line in maps)
-    return {"path": path, "stat": signature} if is_mapped else None
+        fields = [line.rstrip("\n").split(maxsplit=5)[5:] for line in maps]
+    return {Path(path) for path in {each[0] for each in fields if each} if path.startswith("/")}
 
 
 def mapped_sha256(mapped: object, identities: FileIdentities) -> str:

@@ -19,6 +19,17 @@ _STACK: Final = re.compile(
 _FATAL: Final = re.compile(r"^(?:F\d{4,8} |ERROR: |terminate called|.*Check failed|.*LLVM ERROR)")
 
 
+# Statuses of XLA that say nothing of the executable.
+_NOT_ITS_FAULT: Final = (
+    "RESOURCE_EXHAUSTED",
+    "UNAVAILABLE",
+    "CANCELLED",
+    "ABORTED",
+    "DEADLINE_EXCEEDED",
+    "UNIMPLEMENTED",
+)
+
+
 def shorten(message: str) -> str:
     """The first lines of a compiler's message as one printable sentence, without source positions."""
     lines = [_LOCATION.sub("", line.strip()) for line in message.splitlines() if line.strip()]
@@ -42,3 +53,8 @@ def last_words(stderr_tail: str) -> str:
         return shorten(_GLOG.sub("", fatal[-1]))
     hint = "it gave no reason (killed from outside, or out of memory?)"
     return f"{hint}; the last that it printed is: {shorten(_GLOG.sub('', lines[-1]))}" if lines else hint
+
+
+def blames_executable(error: BaseException) -> bool:
+    """Whether what XLA said while it loaded an executable is the executable's fault."""
+    return not isinstance(error, MemoryError) and not str(error).startswith(_NOT_ITS_FAULT)
