@@ -3,8 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# A second environment with another jaxlib, against which the stability of keys is tested.
-OTHER := .venv-other
+# Environments with other releases of JAX: keys must be stable against another jaxlib, and the JAX adapter work on all.
+OTHERS := .venv-other .venv-jax-0.4.30 .venv-jax-0.6.2
 
 DEMO_TPU ?= 1
 DEMO_FULL ?= 0
@@ -19,7 +19,7 @@ help:  ## Show these commands.
 demo: $(VENV)/demo-$(if $(filter 0,$(DEMO_TPU)),cpu,tpu).stamp  ## Two machines and a service on this one: every program compiled once.
 	@DEMO_TPU=$(DEMO_TPU) DEMO_FULL=$(DEMO_FULL) $(BIN)/torchtpu-cache demo
 
-test: lint types layers $(OTHER)/stamp  ## Everything: lint, types, layers, unit, contract, integration, short drills.
+test: lint types layers $(OTHERS:%=%/stamp)  ## Everything: lint, types, layers, unit, contract, integration, short drills.
 	$(BIN)/python -m pytest
 
 check: lint types layers  ## The part of `test` that takes less than five minutes.
@@ -69,11 +69,6 @@ $(VENV)/test.stamp: $(BIN)/python pyproject.toml
 	@$(PIP) -e '.[server,agent,workers,tpu,test]'
 	@touch $@
 
-# Absent where no second interpreter is found: the tests that need it then say so (and fail with CI=true).
-$(OTHER)/stamp: $(BIN)/python
-	@other=$$($(BIN)/python scripts/other_python.py) && { \
-	  set -- $$other; \
-	  echo "installing jaxlib $$2 into $(OTHER) ..."; \
-	  $$1 -m venv $(OTHER) && \
-	  $(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check jaxlib==$$2 zstandard && \
-	  touch $@; } || echo "no Python 3.12 or 3.13 was found; the tests of keys across jaxlib releases are skipped"
+# Absent where no interpreter for it is found: the tests that need it then say so (and fail with CI=true).
+$(OTHERS:%=%/stamp): $(BIN)/python scripts/jax_environment.py pyproject.toml
+	@$(BIN)/python scripts/jax_environment.py $(@D)
