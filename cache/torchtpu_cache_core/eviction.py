@@ -1,95 +1,97 @@
-"""Which entries go first: GreedyDual by compile seconds saved per byte and recency. Pure; every number is handed in.
+"""Which entries go first, in every tier. Pure; every number is handed in.
 
-GreedyDual gives an entry, at each use, the worth L + cost / size, evicts the least worth, and raises L to what that one
-was worth: so an entry that nobody uses is overtaken, the sooner the less it saves per byte. L is the same for all
-entries; what an entry needs of its own is L at its last use. A disk tier records only the *time* of the last use, so
-`Inflation` remembers L over time instead, and the worth follows from what a file system keeps anyway.
-Cost is compile seconds, size is bytes as stored. Candidates may be a sample; then L rises only to the least worth in
-it, for the rest of a sample's victims says nothing about the entries that were not looked at.
+A cache does best to keep what saves the most compile seconds per byte and per second of its stay. When an entry will be
+asked for next is not known, but the longer nobody has, the longer it will take: at a guess, as long again. So
+
+    worth = gain / (seconds since its last use + an hour),    gain = compile seconds / bytes,
+
+and the least worth goes first. The hour keeps an order by gain among what is in use, whatever second it was used in. A
+gain counts a quarter until the entry has been used again after it was stored, because most programs of people at work
+never are. docs/decisions/010-worth-falls-with-idleness.md tells why it is not GreedyDual, and tests/bench/eviction.py
+measures it.
+
+Entries of one gain are ordered by their last use alone, at all times. Whoever keeps entries in order may therefore keep
+one order per `gain_class`, rather than look at samples.
 """
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
 
-MAX_POINTS: Final = 128
-RESOLUTION_SECONDS: Final = 60.0
-"""Last uses are recorded once a minute, so L is no finer."""
+MAX_COMPILE_SECONDS: Final = 86_400.0
+"""What a writer claims beyond a day of compiling buys no longer stay."""
 
+AGAIN_SECONDS: Final = 60.0
+"""A use counts as another one when it is this much later than the store. Marks of use are no finer."""
+
+CLASSES_PER_DOUBLING: Final = 2
+LEAST_CLASS: Final = -80
+"""What gains next to nothing: a millisecond for some gigabytes, or less."""
+
+_UNUSED: Final = 0.25
 _MIN_SIZE_BYTES: Final = 4096
 """No file takes less; otherwise a tiny entry would be worth more than any other for ever."""
+
+_PATIENCE_SECONDS: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate(Generic[T]):
-    """An entry that may go. `item` is whatever the caller knows it by."""
+    """An entry that may go.
+
+    Args:
+        item: whatever the caller knows it by.
+        size_bytes: what is free again when it goes.
+        stored_seconds: when it came.
+        accessed_seconds: its last use; at first, when it came.
+    """
 
     item: T
     size_bytes: int
     compile_seconds: float
+    stored_seconds: float
     accessed_seconds: float
 
 
-class Inflation:
-    """L over time: points (seconds, level), both rising; the level of a moment is that of the last point before it.
-
-    At most `MAX_POINTS` are kept. The older half thins out first, so it reaches far back at a resolution that falls
-    with age. Not thread-safe.
-    """
-
-    def __init__(self, points: Iterable[tuple[float, float]] = ()) -> None:
-        self._points: list[tuple[float, float]] = []
-        for seconds, level in points:
-            self.rise(seconds, level)
-
-    @property
-    def points(self) -> tuple[tuple[float, float], ...]:
-        return tuple(self._points)
-
-    def at(self, seconds: float) -> float:
-        """L at a moment; 0 before the first eviction."""
-        index = bisect.bisect_right(self._points, (seconds, float("inf"))) - 1
-        return self._points[index][1] if index >= 0 else 0.0
-
-    def rise(self, seconds: float, level: float) -> None:
-        """L is `level` from now on; what would lower it, or is dated before the last point, changes nothing."""
-        if self._points:
-            last_seconds, last_level = self._points[-1]
-            if level <= last_level or seconds < last_seconds:
-                return
-            if seconds - last_seconds < RESOLUTION_SECONDS:
-                self._points[-1] = (last_seconds, level)
-                return
-        self._points.append((seconds, level))
-        if len(self._points) > MAX_POINTS:
-            half = MAX_POINTS // 2
-            self._points[:half] = self._points[0:half:2]
+def gain(compile_seconds: float, size_bytes: int, *, used_again: bool) -> float:
+    """Compile seconds that each byte of an entry saves when it is asked for; finite whatever its writer claims."""
+    whole = min(compile_seconds, MAX_COMPILE_SECONDS) / max(size_bytes, _MIN_SIZE_BYTES)
+    return whole if used_again else whole * _UNUSED
 
 
-def worth(candidate: Candidate[T], inflation: Inflation, now_seconds: float) -> float:
-    """What an entry is worth, in compile seconds per byte; a last use in the future counts as now."""
-    saved = candidate.compile_seconds / max(candidate.size_bytes, _MIN_SIZE_BYTES)
-    return inflation.at(min(candidate.accessed_seconds, now_seconds)) + saved
+def is_used_again(stored_seconds: float, accessed_seconds: float) -> bool:
+    return accessed_seconds - stored_seconds >= AGAIN_SECONDS
+
+
+def worth(gain: float, accessed_seconds: float, now_seconds: float) -> float:
+    """What the stay of an entry is worth; a last use in the future counts as now."""
+    return gain / (max(0.0, now_seconds - accessed_seconds) + _PATIENCE_SECONDS)
+
+
+def gain_class(gain: float) -> int:
+    """A class of entries whose gains are alike within a factor of the square root of two; the greater, the dearer."""
+    return max(LEAST_CLASS, math.floor(math.log2(gain) * CLASSES_PER_DOUBLING)) if gain > 0 else LEAST_CLASS
+
+
+def worth_of(candidate: Candidate[T], now_seconds: float) -> float:
+    used_again = is_used_again(candidate.stored_seconds, candidate.accessed_seconds)
+    each = gain(candidate.compile_seconds, candidate.size_bytes, used_again=used_again)
+    return worth(each, candidate.accessed_seconds, now_seconds)
 
 
 def choose(
-    candidates: Sequence[Candidate[T]],
-    inflation: Inflation,
-    now_seconds: float,
-    *,
-    need_bytes: int,
-    need_entries: int,
+    candidates: Sequence[Candidate[T]], now_seconds: float, *, need_bytes: int, need_entries: int
 ) -> list[Candidate[T]]:
-    """The candidates that go, least worth first (of equals the longest unused), and L raised accordingly.
+    """The candidates that go, least worth first (of equals the longest unused).
 
     Gives as few as free `need_bytes` and `need_entries`, or all of them where even that does not suffice.
     """
-    ranked = sorted(candidates, key=lambda c: (worth(c, inflation, now_seconds), c.accessed_seconds))
+    ranked = sorted(candidates, key=lambda c: (worth_of(c, now_seconds), c.accessed_seconds))
     victims: list[Candidate[T]] = []
     for candidate in ranked:
         if need_bytes <= 0 and need_entries <= 0:
@@ -97,6 +99,4 @@ def choose(
         victims.append(candidate)
         need_bytes -= candidate.size_bytes
         need_entries -= 1
-    if victims:
-        inflation.rise(now_seconds, worth(victims[0], inflation, now_seconds))
     return victims

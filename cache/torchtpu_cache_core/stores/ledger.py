@@ -3,17 +3,15 @@
 | offset | bytes | what (integers little-endian) |
 |---|---|---|
 | 0 | 8 | magic `89 54 54 43 41 0d 0a 1a` |
-| 8 | 2 | version, now 1 |
-| 10 | 2 | zero |
-| 12 | 4 | number of inflation points in use |
+| 8 | 2 | version, now 2 |
+| 10 | 6 | zero |
 | 16 | 1024 | u32 per shard: entries |
 | 1040 | 1024 | u32 per shard: reservations |
 | 2064 | 1024 | u32 per shard: changes, modulo 2^32 |
 | 3088 | 2048 | u64 per shard: bytes of entries and leftovers |
 | 5136 | 2048 | u64 per shard: bytes reserved |
 | 7184 | 2048 | f64 per shard: when it was last scanned, 0 for never |
-| 9232 | 2048 | 128 pairs of f64: inflation points (`eviction.Inflation`) |
-| 11280 | 32 | SHA-256 of all bytes before |
+| 9232 | 32 | SHA-256 of all bytes before |
 
 A writer that is killed leaves its reservation behind, and other tools may delete files. So the ledger is not the truth,
 but is corrected shard by shard: each put scans one shard whose last scan is old. A scan runs without a lock, and counts
@@ -27,13 +25,12 @@ import struct
 from dataclasses import dataclass
 from typing import Final, Self
 
-from torchtpu_cache_core.eviction import MAX_POINTS, Inflation
 from torchtpu_cache_core.stores.layout import SHARDS
 
 RESCAN_SECONDS: Final = 3600.0
 _MAGIC: Final = b"\x89TTCA\r\n\x1a"
-_VERSION: Final = 1
-_FORM: Final = struct.Struct(f"<8sHHI{SHARDS * 3}I{SHARDS * 2}Q{SHARDS}d{MAX_POINTS * 2}d")
+_VERSION: Final = 2
+_FORM: Final = struct.Struct(f"<8sHHI{SHARDS * 3}I{SHARDS * 2}Q{SHARDS}d")
 LEDGER_BYTES: Final = _FORM.size + 32
 
 
@@ -65,7 +62,7 @@ class Excess:
 
 
 class Ledger:
-    """Entries and bytes per shard, what writers have reserved, and L of the eviction. Not thread-safe."""
+    """Entries and bytes per shard, and what writers have reserved. Not thread-safe."""
 
     def __init__(self) -> None:
         self.entries = [0] * SHARDS
@@ -74,7 +71,6 @@ class Ledger:
         self.bytes = [0] * SHARDS
         self.reserved_bytes = [0] * SHARDS
         self.scanned_seconds = [0.0] * SHARDS
-        self.inflation = Inflation()
 
     def total_entries(self) -> int:
         """Entries and reservations; shards never scanned are taken to be like the others."""
@@ -147,17 +143,14 @@ class Ledger:
         self.changes[shard] = (self.changes[shard] + 1) % (1 << 32)
 
     def to_bytes(self) -> bytes:
-        points = self.inflation.points
-        flat = [number for point in points for number in point] + [0.0] * (2 * (MAX_POINTS - len(points)))
         body = _FORM.pack(
-            *(_MAGIC, _VERSION, 0, len(points)),
+            *(_MAGIC, _VERSION, 0, 0),
             *self.entries,
             *self.reservations,
             *self.changes,
             *self.bytes,
             *self.reserved_bytes,
             *self.scanned_seconds,
-            *flat,
         )
         return body + hashlib.sha256(body).digest()
 
@@ -166,13 +159,11 @@ class Ledger:
         """Reads `to_bytes` back; None for anything else."""
         if len(raw) != LEDGER_BYTES or hashlib.sha256(raw[:-32]).digest() != raw[-32:]:
             return None
-        magic, version, zero, points, *numbers = _FORM.unpack_from(raw)
-        if (magic, version, zero) != (_MAGIC, _VERSION, 0) or points > MAX_POINTS:
+        magic, version, zero, also_zero, *numbers = _FORM.unpack_from(raw)
+        if (magic, version, zero, also_zero) != (_MAGIC, _VERSION, 0, 0):
             return None
         ledger = cls()
         columns = [numbers[i * SHARDS : (i + 1) * SHARDS] for i in range(6)]
         ledger.entries, ledger.reservations, ledger.changes = columns[:3]
         ledger.bytes, ledger.reserved_bytes, ledger.scanned_seconds = columns[3:]
-        flat = numbers[6 * SHARDS :]
-        ledger.inflation = Inflation(zip(flat[0 : 2 * points : 2], flat[1 : 2 * points : 2], strict=True))
         return ledger

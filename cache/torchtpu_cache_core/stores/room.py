@@ -127,8 +127,7 @@ class Room:
         mean_bytes = max(1, ledger.total_bytes() // max(1, ledger.total_entries()))
         likely = max(need_entries, need_bytes // mean_bytes)
         candidates, corrupt = self._shards.sample(min(_MAX_SAMPLE, max(_SAMPLE, 2 * likely)))
-        now = self._clock.time()
-        victims = choose(candidates, ledger.inflation, now, need_bytes=need_bytes, need_entries=need_entries)
+        victims = choose(candidates, self._clock.time(), need_bytes=need_bytes, need_entries=need_entries)
         gone: list[tuple[int, int]] = []
         for victim in victims:
             with contextlib.suppress(OSError):  # another process was quicker
@@ -139,7 +138,6 @@ class Room:
         with self._account.changing() as shared:
             for shard, size in gone:
                 shared.remove(shard, size)
-            shared.inflation.rise(now, ledger.inflation.at(now))
             return self._limits.excess(shared)
 
     def recount(self, inventories: dict[int, Inventory], before: Ledger) -> int:

@@ -151,11 +151,17 @@ class Shards:
             with opened(self._files, path) as file:
                 header, _ = read_header(self._files, file, key)
         except OSError:
-            seconds, accessed = 0.0, 0.0
+            seconds, stored, accessed = 0.0, 0.0, 0.0
         else:
-            seconds, accessed = header.compile_seconds, status.st_mtime
-        size = charged_bytes(status)
-        return Candidate(item=key, size_bytes=size, compile_seconds=seconds, accessed_seconds=accessed)
+            # What another machine compiled has been used there before it came.
+            seconds, stored, accessed = header.compile_seconds, header.created_seconds, status.st_mtime
+        return Candidate(
+            item=key,
+            size_bytes=charged_bytes(status),
+            compile_seconds=seconds,
+            stored_seconds=stored,
+            accessed_seconds=accessed,
+        )
 
     def _collect(self, path: Path, age_seconds: float) -> _Leftover:
         """Removes a temporary file unless its writer lives. While we hold its lock, nobody else takes it for dead."""

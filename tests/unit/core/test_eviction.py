@@ -1,18 +1,36 @@
-"""GreedyDual: tables, and a model with an explicit L per entry."""
+"""Which entries go first: one table of gains and worths for every tier, victims, and the classes that keep an order."""
 
 from __future__ import annotations
 
-import random
+import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtpu_cache_core.eviction import MAX_POINTS, RESOLUTION_SECONDS, Candidate, Inflation, choose, worth
+from torchtpu_cache_core.eviction import (
+    AGAIN_SECONDS,
+    CLASSES_PER_DOUBLING,
+    LEAST_CLASS,
+    Candidate,
+    choose,
+    gain,
+    gain_class,
+    is_used_again,
+    worth,
+    worth_of,
+)
+
+NOW = 1_000_000.0
+HOUR = 3600.0
 
 
-def _candidate(item: str, size: int = 4096, cost: float = 1.0, used: float = 0.0) -> Candidate[str]:
-    return Candidate(item=item, size_bytes=size, compile_seconds=cost, accessed_seconds=used)
+def _candidate(
+    item: str, size: int = 4096, cost: float = 1.0, idle: float = 0.0, used_again: bool = True
+) -> Candidate[str]:
+    used = NOW - idle
+    stored = used - AGAIN_SECONDS if used_again else used
+    return Candidate(item=item, size_bytes=size, compile_seconds=cost, stored_seconds=stored, accessed_seconds=used)
 
 
 @pytest.mark.parametrize(
@@ -20,19 +38,26 @@ def _candidate(item: str, size: int = 4096, cost: float = 1.0, used: float = 0.0
     [
         ([_candidate("cheap", cost=1), _candidate("dear", cost=2)], "cheap"),
         ([_candidate("large", size=1 << 20), _candidate("small", size=1 << 19)], "large"),
-        ([_candidate("old", used=1.0), _candidate("new", used=2.0)], "old"),
+        ([_candidate("idle", idle=99.0), _candidate("in use", idle=98.0)], "idle"),
         (
-            [_candidate("dear but large", size=1 << 20, cost=10), _candidate("cheap but small", cost=1)],
-            "dear but large",
+            [_candidate("large and dear", size=1 << 20, cost=10), _candidate("small and cheap", cost=1)],
+            "large and dear",
         ),
-        ([_candidate("free", cost=0.0, used=9.0), _candidate("any", cost=0.1)], "free"),
-        ([_candidate("from the future", used=1e12, cost=1.0), _candidate("dear", cost=2.0)], "from the future"),
+        ([_candidate("free", cost=0.0), _candidate("any", cost=0.1, idle=HOUR)], "free"),
+        ([_candidate("free, idle", cost=0.0, idle=2), _candidate("free, in use", cost=0.0, idle=1)], "free, idle"),
+        ([_candidate("from the future", cost=1.0, idle=-1e9), _candidate("dear", cost=2.0)], "from the future"),
         ([_candidate("a byte", size=1, cost=1), _candidate("a block", size=4096, cost=2)], "a byte"),
+        ([_candidate("unused", cost=3.9, used_again=False), _candidate("used again", cost=1)], "unused"),
+        ([_candidate("used again", cost=1), _candidate("unused", cost=4.1, used_again=False)], "used again"),
+        ([_candidate("dear, idle", cost=2, idle=HOUR + 1), _candidate("cheap", cost=1)], "dear, idle"),
+        ([_candidate("cheap", cost=1), _candidate("dear, idle", cost=2, idle=HOUR - 1)], "cheap"),
+        ([_candidate("years", cost=1e9), _candidate("a day", cost=86_400.0, idle=-1)], "years"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_who_goes_first(candidates: list[Candidate[str]], first: str) -> None:
     for order in (candidates, candidates[::-1]):
-        [victim] = choose(order, Inflation(), 100.0, need_bytes=1, need_entries=0)
+        [victim] = choose(order, NOW, need_bytes=1, need_entries=0)
         assert victim.item == first
 
 
@@ -52,74 +77,68 @@ def test_who_goes_first(candidates: list[Candidate[str]], first: str) -> None:
 )
 def test_no_more_go_than_needed(need_bytes: int, need_entries: int, gone: int) -> None:
     candidates = [_candidate(str(i), cost=i + 1) for i in range(5)]
-    victims = choose(candidates, Inflation(), 100.0, need_bytes=need_bytes, need_entries=need_entries)
+    victims = choose(candidates, NOW, need_bytes=need_bytes, need_entries=need_entries)
     assert [v.item for v in victims] == [str(i) for i in range(gone)]
 
 
 def test_the_unused_are_overtaken() -> None:
-    inflation = Inflation()
-    dear = _candidate("dear", cost=10.0, used=0.0)
-    for round_ in range(1, 30):
-        now = round_ * 100.0
-        [victim] = choose([dear, _candidate("cheap", cost=1.0, used=now)], inflation, now, need_bytes=1, need_entries=0)
-        if victim is dear:
+    """However dear: ten times the gain buys about ten times the idleness."""
+    dear, cheap = (_candidate(name, cost=cost) for name, cost in (("dear", 10.0), ("cheap", 1.0)))
+    for hours in range(1, 30):
+        later = NOW + hours * HOUR
+        fresh = Candidate(
+            item="cheap", size_bytes=4096, compile_seconds=1.0, stored_seconds=later - 60, accessed_seconds=later
+        )
+        assert worth_of(cheap, later) < worth_of(dear, later)
+        if worth_of(dear, later) < worth_of(fresh, later):
             break
-    assert round_ in (10, 11)
+    assert hours == 10
 
 
-def test_steps_of_inflation() -> None:
-    inflation = Inflation()
-    assert inflation.at(5.0) == 0.0
-    inflation.rise(100.0, 1.0)
-    inflation.rise(200.0, 2.0)
-    inflation.rise(210.0, 2.5)  # within the resolution: the same point
-    inflation.rise(300.0, 1.0)  # never falls
-    inflation.rise(150.0, 9.0)  # never rewrites the past
-    assert inflation.points == ((100.0, 1.0), (200.0, 2.5))
-    assert [inflation.at(t) for t in (99.9, 100.0, 199.9, 200.0, 1e12)] == [0.0, 1.0, 1.0, 2.5, 2.5]
+@pytest.mark.parametrize(("after", "again"), [(-1e9, False), (0.0, False), (59.0, False), (60.0, True), (1e9, True)])
+def test_a_use_is_another_one_a_minute_later(after: float, again: bool) -> None:
+    assert is_used_again(NOW, NOW + after) is again
 
 
-@given(st.lists(st.tuples(st.floats(0, 1e10), st.floats(0, 1e6)), max_size=400))
-def test_inflation_is_bounded_and_rises(points: list[tuple[float, float]]) -> None:
-    inflation = Inflation()
-    for seconds, level in points:
-        inflation.rise(seconds, level)
-    kept = inflation.points
-    assert len(kept) <= MAX_POINTS
-    assert list(kept) == sorted(kept)
-    assert [level for _, level in kept] == sorted({level for _, level in kept})
-    assert Inflation(kept).points == kept
+@pytest.mark.parametrize(
+    ("each", "expected"),
+    [
+        (1.0, 0),
+        (math.sqrt(2) * 1.0001, 1),
+        (2.0, CLASSES_PER_DOUBLING),
+        (4.0, 2 * CLASSES_PER_DOUBLING),
+        (0.24999, -2 * CLASSES_PER_DOUBLING - 1),
+        (0.0, LEAST_CLASS),
+        (-1.0, LEAST_CLASS),
+        (1e-300, LEAST_CLASS),
+        (86_400.0 / 4096, 8),
+    ],
+)
+def test_classes(each: float, expected: int) -> None:
+    assert gain_class(each) == expected
 
 
-def test_thinning_reaches_far_back() -> None:
-    inflation = Inflation()
-    for i in range(5000):
-        inflation.rise(i * RESOLUTION_SECONDS, float(i + 1))
-    assert inflation.at(5000 * RESOLUTION_SECONDS) == 5000.0
-    recent = inflation.at(4980 * RESOLUTION_SECONDS)
-    assert 4975.0 <= recent <= 4981.0
-    assert inflation.points[0][0] == 0.0
-    assert inflation.at(4800 * RESOLUTION_SECONDS) > 4000.0
+_COSTS = st.floats(1e-6, 1e9)
+_SIZES = st.integers(0, 1 << 40)
 
 
-def test_it_agrees_with_the_textbook() -> None:
-    """GreedyDual with an explicit H per entry, set at each use, against ours from times alone."""
-    chance = random.Random(1)
-    inflation, level = Inflation(), 0.0
-    textbook: dict[str, float] = {}
-    ours: dict[str, Candidate[str]] = {}
-    sizes = {f"e{i}": chance.randrange(4096, 1 << 20) for i in range(60)}
-    costs = {name: chance.uniform(0.1, 60) for name in sizes}
-    for step in range(3000):
-        now = step * (RESOLUTION_SECONDS + 1)
-        name = f"e{min(59, int(chance.expovariate(0.06)))}"
-        if name not in ours and len(ours) == 20:
-            expected = min(textbook, key=lambda n: (textbook[n], ours[n].accessed_seconds))
-            [victim] = choose(list(ours.values()), inflation, now, need_bytes=1, need_entries=1)[:1]
-            # Old levels are remembered coarsely, so one that is nearly the least worth will do.
-            assert textbook[victim.item] <= textbook[expected] * 1.1
-            level = max(level, textbook[victim.item])
-            del textbook[victim.item], ours[victim.item]
-        textbook[name] = level + costs[name] / sizes[name]
-        ours[name] = _candidate(name, sizes[name], costs[name], now)
-        assert worth(ours[name], inflation, now) == pytest.approx(textbook[name], rel=0.1)
+@given(_COSTS, _SIZES, _COSTS, _SIZES, st.booleans())
+def test_gains_of_a_class_are_alike_and_classes_in_order(
+    cost: float, size: int, other_cost: float, other_size: int, again: bool
+) -> None:
+    one = gain(cost, size, used_again=again)
+    other = gain(other_cost, other_size, used_again=not again)
+    assert 0 < one < 100
+    if gain_class(one) == gain_class(other) > LEAST_CLASS:
+        assert one / other == pytest.approx(1, rel=math.sqrt(2) - 1 + 1e-9)
+    if one < other:
+        assert gain_class(one) <= gain_class(other)
+
+
+@given(st.floats(1e-12, 100), st.floats(0, 1e10), st.floats(0, 1e10), st.floats(0, 1e10))
+def test_of_one_gain_the_longest_unused_goes_first_at_all_times(
+    each: float, used: float, other_used: float, now: float
+) -> None:
+    """So an order by last use within a class needs no change as time goes by."""
+    earlier, later = sorted((used, other_used))
+    assert worth(each, earlier, now) <= worth(each, later, now)
