@@ -25,6 +25,11 @@ class _Name(str):
             raise InvalidName(f"{value[:80]!r} is not {cls._what}")
         return super().__new__(cls, value)
 
+    @classmethod
+    def pattern(cls) -> str:
+        """The grammar as a regular expression of JSON Schema."""
+        return f"^(?:{cls._grammar.pattern})$"
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
 

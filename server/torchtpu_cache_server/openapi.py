@@ -9,10 +9,12 @@ from typing import Any, Final
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from torchtpu_cache_core.names import Digest, Key, KeyPrefix, Namespace
 from torchtpu_cache_core.wire import (
     CONTENT_DIGEST_HEADER,
     ENTRY_CONTENT_TYPE,
     MANIFEST_HEADER,
+    MAX_LOOKUP_KEYS,
     PROBLEM_CONTENT_TYPE,
 )
 
@@ -35,13 +37,18 @@ _ENTRY_HEADERS: Final = {
     MANIFEST_HEADER: _header("base64 of the manifest's JSON"),
 }
 _BINARY: Final = {ENTRY_CONTENT_TYPE: {"schema": {"type": "string", "format": "binary"}}}
+_NAME_SCHEMAS: Final = {
+    "namespace": {"type": "string", "pattern": Namespace.pattern()},
+    "key": {"type": "string", "pattern": Key.pattern()},
+    "cursor": {"type": "string", "pattern": f"{Key.pattern()}|^$", "default": ""},
+    "prefix": {"type": "string", "pattern": f"{KeyPrefix.pattern()}|^$"},
+}
+"""Of parameters, by their names. FastAPI knows them as plain strings, since names are checked where they are built."""
+
 _PARAMETERS: Final = [
-    {"name": name, "in": "path", "required": True, "schema": {"type": "string", "pattern": pattern}}
-    for name, pattern in (
-        ("namespace", "^[a-z0-9][a-z0-9-]{0,62}$"),
-        ("key", "^[a-z][a-z0-9]{0,15}-[0-9a-f]{64}$"),
-    )
+    {"name": name, "in": "path", "required": True, "schema": _NAME_SCHEMAS[name]} for name in ("namespace", "key")
 ]
+_CONTENT_DIGEST: Final = {"type": "string", "pattern": "^sha-256=:[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]=:$"}
 _IF_NONE_MATCH: Final = {"name": "If-None-Match", "in": "header", "required": False, "schema": {"type": "string"}}
 _READ_ERRORS: Final = {
     "304": {"description": "`If-None-Match` names the entry's digest"},
@@ -72,7 +79,7 @@ _BLOB_PATH: Final[dict[str, Any]] = {
         "operationId": "put_entry",
         "parameters": [
             *_PARAMETERS,
-            {"name": CONTENT_DIGEST_HEADER, "in": "header", "required": True, "schema": {"type": "string"}},
+            {"name": CONTENT_DIGEST_HEADER, "in": "header", "required": True, "schema": _CONTENT_DIGEST},
         ],
         "requestBody": {"required": True, "content": _BINARY},
         "responses": {
@@ -118,11 +125,49 @@ _LOOKUP_BODY: Final = {
                 "type": "object",
                 "required": ["keys"],
                 "additionalProperties": False,
-                "properties": {"keys": {"type": "array", "maxItems": 1000, "items": {"type": "string"}}},
+                "properties": {"keys": {"type": "array", "maxItems": MAX_LOOKUP_KEYS, "items": _NAME_SCHEMAS["key"]}},
             }
         }
     },
 }
+
+
+def _object(**fields: dict[str, Any]) -> dict[str, Any]:
+    """The schema of an object with exactly these fields."""
+    return {"type": "object", "required": list(fields), "additionalProperties": False, "properties": fields}
+
+
+_COUNT: Final = {"type": "integer", "minimum": 0}
+_NUMBER: Final = {"type": "number"}
+_ANSWERS: Final = {
+    "/v1/{namespace}/entries": _object(
+        entries={
+            "type": "array",
+            "items": _object(
+                key=_NAME_SCHEMAS["key"],
+                size_bytes=_COUNT,
+                executable_bytes=_COUNT,
+                compile_seconds=_NUMBER,
+                created_seconds=_NUMBER,
+                accessed_seconds=_NUMBER,
+                target_name={"type": "string"},
+                pinned={"type": "boolean"},
+            ),
+        },
+        cursor={"type": ["string", "null"]},
+    ),
+    _LOOKUP: _object(
+        found={
+            "type": "object",
+            "propertyNames": {"pattern": Key.pattern()},
+            "additionalProperties": _object(
+                digest={"type": "string", "pattern": Digest.pattern()}, size_bytes=_COUNT, compile_seconds=_NUMBER
+            ),
+        }
+    ),
+    "/v1/{namespace}/stats": _object(entries=_COUNT, size_bytes=_COUNT, limit_bytes=_COUNT, limit_entries=_COUNT),
+}
+"""What a 200 of these paths holds."""
 
 
 def distribution_version() -> str:
@@ -152,12 +197,18 @@ def _document(app: FastAPI) -> dict[str, Any]:
     paths[_LOOKUP]["post"]["requestBody"] = _LOOKUP_BODY
     paths[_PATH]["delete"]["responses"] |= _DELETE_ERRORS
     paths["/readyz"]["get"]["responses"]["503"] = _problem("it cannot; the answer says why")
+    paths["/metrics"]["get"]["responses"]["200"]["content"] = {"text/plain": {"schema": {"type": "string"}}}
+    for path, schema in _ANSWERS.items():
+        for operation in paths[path].values():
+            operation["responses"]["200"]["content"] = {"application/json": {"schema": schema}}
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     schemas["Problem"] = _PROBLEM_SCHEMA
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     for operations in paths.values():
         for operation in operations.values():
+            for parameter in operation.get("parameters", ()):
+                parameter["schema"] = _NAME_SCHEMAS.get(parameter["name"], parameter["schema"])
             # FastAPI's own form of this error is never sent.
             if "HTTPValidationError" in str(operation["responses"].get("422", "")):
                 operation["responses"]["422"] = _problem("a parameter makes no sense")
