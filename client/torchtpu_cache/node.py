@@ -4,6 +4,10 @@
 
 Whatever the cache's state, a compile returns its executable whenever XLA can make it: every fault of a tier is
 counted, logged, and passed by. The agent is this object behind a socket; a job may embed it.
+
+A caller waits for what it needs and no more. What was compiled is returned at once; it is packed and stored behind its
+caller's back (`later`), and until then this process finds it here. So a process that is killed in this moment loses
+it, and it is compiled again; one that ends in order waits for it. A node without memory tier stores before it returns.
 """
 
 from __future__ import annotations
@@ -11,24 +15,27 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torchtpu_cache.counters import Counters, Tier
-from torchtpu_cache.result import Result
+from torchtpu_cache.later import Later
+from torchtpu_cache.publication import Publication
+from torchtpu_cache.result import Result, Stamp
 from torchtpu_cache.tiers import Tiers
 from torchtpu_cache_core.clock import SYSTEM_CLOCK, Clock
 from torchtpu_cache_core.config import Mode
-from torchtpu_cache_core.entry import Entry
 from torchtpu_cache_core.errors import Bypass, CompileError, InvalidRequest, LoadError, StoreError
 from torchtpu_cache_core.manifest import Attestation
 from torchtpu_cache_core.names import DEFAULT_NAMESPACE, Key, Namespace
-from torchtpu_cache_core.request import COMPRESSED_FORMATS, Keyed, ProgramResolver, Request, ResolvedRequest, resolve
+from torchtpu_cache_core.request import Keyed, ProgramResolver, Request, ResolvedRequest, resolve
 from torchtpu_cache_core.singleflight import SingleFlight
-from torchtpu_cache_core.store import CHEAP_COMPILE_SECONDS, Store, Stored
+from torchtpu_cache_core.store import Store, Stored
 
 if TYPE_CHECKING:
     from torchtpu_cache.compilers.base import Compiled, Compiler, Progress
     from torchtpu_cache.spool import Spool
+    from torchtpu_cache_core.entry import Entry
 
 _log = logging.getLogger(__name__)
 
@@ -99,13 +106,15 @@ class Node:
     ) -> None:
         self.mode = mode
         self.counters = Counters() if counters is None else counters
-        self._tiers = Tiers(memory, disk, remote, self.counters, clock)
+        self._later = None if memory is None else Later()
+        self._tiers = Tiers(memory, disk, remote, self.counters, clock, self._later)
         self._resolver = resolver
         self._spool = spool
         self._machine_key = machine_key
         self._namespace = namespace
         self._clock = clock
         self._flights: SingleFlight[Key, Result] = SingleFlight()
+        self._fresh: dict[Key, Publication] = {}  # compiled, and not yet in the tiers
 
     def get_or_compile(
         self,
@@ -153,21 +162,18 @@ class Node:
         self.counters.compiled(compile_seconds)
         self._tiers.compiled(compile_seconds, keyed.program_bytes)
 
-    def publish(self, keyed: Keyed, compiled: Compiled) -> Entry | None:
-        """Stores what the caller compiled, as the mode allows; None where it is not stored.
+    def publish(self, keyed: Keyed, compiled: Compiled) -> Publication | None:
+        """Stores what the caller compiled, as the mode allows, soon; None where it will not be stored.
 
-        No fault of the cache is ever raised, and no upload is waited for.
+        No fault of the cache is ever raised, and neither the disk nor an upload is waited for.
         """
         if not self.mode.publishes:
             return None
         try:
-            return self._stored(keyed, compiled)
+            return self._publish(keyed, compiled)
         except Bypass as bypass:
             _log.warning("%s; the result is used and not stored", bypass.detail)
             self.counters.not_published(bypass.reason)
-        except (StoreError, InvalidRequest, MemoryError) as error:
-            _log.warning("a compiled executable could not be packed: %s", error)
-            self.counters.not_published("unpackable")
         except Exception:
             _log.exception("a compiled executable could not be stored")
             self.counters.not_published("internal")
@@ -223,8 +229,7 @@ class Node:
                 key=keyed.key,
                 tier=tier,
                 executable=executable,
-                digest=entry.digest,
-                entry_bytes=entry.size_bytes,
+                packed=Stamp(entry.digest, entry.size_bytes),
                 seconds=caller.waited_seconds(),
                 compile_seconds=entry.header.compile_seconds,
                 loaded=loaded,
@@ -234,7 +239,33 @@ class Node:
                 self._offer(stored)
             return hit
 
-        return self._tiers.find(keyed, use)
+        return self._find_fresh(keyed, caller) or self._tiers.find(keyed, use)
+
+    def _find_fresh(self, keyed: Keyed, caller: _Caller) -> Result | None:
+        """What this process compiled and has not stored yet, as a hit in its memory."""
+        publication = self._fresh.get(keyed.key)
+        if publication is None or publication.keyed.components != keyed.components:
+            return None
+        compiled = publication.compiled
+        try:
+            loaded = caller.loaded(compiled.executable)
+        except LoadError as error:
+            _log.warning("an executable that was compiled just now did not load: %s", error)
+            self.counters.failure(Tier.MEMORY, "load")
+            if error.blames_entry:
+                self._forget(publication)
+            return None
+        hit = Result(
+            key=keyed.key,
+            tier=Tier.MEMORY,
+            executable=compiled.executable,
+            packed=publication,
+            seconds=caller.waited_seconds(),
+            compile_seconds=compiled.compile_seconds,
+            loaded=loaded,
+        )
+        self.counters.hit(Tier.MEMORY, hit.seconds_saved)
+        return hit
 
     def _offer(self, stored: Stored) -> None:
         """Sees to it that the remote gets what this machine compiled before it had this remote."""
@@ -251,13 +282,12 @@ class Node:
         compiled = self._run(ask)
         self.compiled(resolved, compiled.compile_seconds)
         loaded = ask.caller.loaded(compiled.executable)  # what does not load is not shared
-        entry = self.publish(resolved, compiled)
+        packed = self.publish(resolved, compiled)
         return Result(
             key=resolved.key,
             tier=Tier.COMPILED,
             executable=compiled.executable,
-            digest=None if entry is None else entry.digest,
-            entry_bytes=0 if entry is None else entry.size_bytes,
+            packed=packed,
             compile_seconds=compiled.compile_seconds,
             loaded=loaded,
             seconds=ask.caller.waited_seconds(),
@@ -271,8 +301,7 @@ class Node:
             key=None,
             tier=Tier.COMPILED,
             executable=compiled.executable,
-            digest=None,
-            entry_bytes=0,
+            packed=None,
             compile_seconds=compiled.compile_seconds,
             bypassed=reason,
             loaded=ask.caller.loaded(compiled.executable),
@@ -286,38 +315,63 @@ class Node:
             self.counters.compile_failed()
             raise
 
-    def _stored(self, keyed: Keyed, compiled: Compiled) -> Entry:
+    def _publish(self, keyed: Keyed, compiled: Compiled) -> Publication:
         """Raises Bypass where what was compiled is not what its key says."""
         if compiled.compiler_sha256 != keyed.compiler:
             raise Bypass("compiler_changed", "the compiler's file changed under its key")
-        keyed.check_files()
-        entry = Entry.build(
-            compiled.executable,
-            key=keyed.key,
-            components=keyed.components,
-            executable_format=keyed.executable_format,
-            compress=keyed.executable_format not in COMPRESSED_FORMATS,
-            producer=compiled.producer,
-            road=compiled.road,
-            compile_seconds=compiled.compile_seconds,
-            created_seconds=self._clock.time(),
-        )
-        machine_key = self._machine_key
-        self._tiers.store_here(
-            entry, None if machine_key is None else Attestation.by_machine(machine_key, self._namespace, entry)
-        )
-        if compiled.compile_seconds < CHEAP_COMPILE_SECONDS:
+        keyed.check_files()  # now: a file that is changed back meanwhile would look as if it never changed
+        publication = Publication(keyed, compiled, self._clock.time())
+        if publication.cheap:
             self.counters.not_published("cheap")  # sharing it costs more than compiling it
-        elif self._spool is not None:
+        self._fresh[keyed.key] = publication
+        work, held_bytes = partial(self._store, publication), len(compiled.executable)
+        if self._later is None:
+            work()
+        elif not self._later.do(work, held_bytes, slowly=publication.cheap):
+            self._store(publication, to_disk=not publication.cheap)
+        return publication
+
+    def _store(self, publication: Publication, *, to_disk: bool = True) -> None:
+        """Packs what was compiled, and stores it here and for the remote, unless another took its place meanwhile."""
+        key = publication.keyed.key
+        try:
+            if self._fresh.get(key) is publication:
+                self._store_packed(publication.entry(), to_disk=to_disk, upload=not publication.cheap)
+        except (StoreError, InvalidRequest, MemoryError) as error:
+            _log.warning("a compiled executable could not be packed: %s", error)
+            self.counters.not_published("unpackable")
+        except Exception:
+            _log.exception("a compiled executable could not be stored")
+            self.counters.not_published("internal")
+        finally:
+            self._forget(publication)
+
+    def _store_packed(self, entry: Entry, *, to_disk: bool, upload: bool) -> None:
+        machine_key = self._machine_key
+        attestation = None if machine_key is None else Attestation.by_machine(machine_key, self._namespace, entry)
+        self._tiers.store_here(entry, attestation, to_disk=to_disk)
+        if upload and self._spool is not None:
             self._spool.add(entry, durable=True)
-        return entry
+
+    def _forget(self, publication: Publication) -> None:
+        """Gives up the place of what is in the tiers by now, or should never be."""
+        if self._fresh.get(publication.keyed.key) is publication:
+            self._fresh.pop(publication.keyed.key, None)
+
+    def flush(self) -> None:
+        """Waits until what was compiled or fetched so far is stored on this machine, a few seconds at most."""
+        if self._later is not None:
+            self._later.flush()
 
     def drain(self, seconds: float) -> int:
-        """Waits for uploads, at most `seconds`; gives how many entries still wait in the spool."""
+        """Flushes, and waits for uploads, at most `seconds`; gives how many entries still wait in the spool."""
+        self.flush()
         return 0 if self._spool is None else self._spool.drain(seconds).entries
 
     def close(self) -> None:
-        """Ends background work and closes the tiers. What waits in the spool stays there for the next run."""
+        """Flushes, ends background work, closes the tiers. What waits in the spool stays there for the next run."""
+        if self._later is not None:
+            self._later.close()
         if self._spool is not None:
             self._spool.close()
         self._tiers.close()

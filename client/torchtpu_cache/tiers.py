@@ -8,11 +8,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from torchtpu_cache.breaker import BreakerOpen
 from torchtpu_cache.counters import Counters, Tier
 from torchtpu_cache.gate import RemoteGate
-from torchtpu_cache.later import LaterWriter
+from torchtpu_cache.later import Later
 from torchtpu_cache.result import Result
 from torchtpu_cache.sparing import SparingLog
 from torchtpu_cache_core.clock import Clock
@@ -21,7 +22,7 @@ from torchtpu_cache_core.errors import CorruptEntry, CorruptReason, LoadError, S
 from torchtpu_cache_core.manifest import Attestation
 from torchtpu_cache_core.names import Key
 from torchtpu_cache_core.request import Keyed
-from torchtpu_cache_core.store import CHEAP_COMPILE_SECONDS, Store, Stored
+from torchtpu_cache_core.store import Store, Stored
 from torchtpu_cache_core.stores.wrap import SetsAside
 
 _log = logging.getLogger(__name__)
@@ -48,16 +49,23 @@ class Tiers:
     Args:
         memory, disk, remote: the stores, or None.
         counters: what is counted into.
+        later: writes to the disk what came from afar; None writes it before it is returned.
     """
 
     def __init__(
-        self, memory: Store | None, disk: Store | None, remote: Store | None, counters: Counters, clock: Clock
+        self,
+        memory: Store | None,
+        disk: Store | None,
+        remote: Store | None,
+        counters: Counters,
+        clock: Clock,
+        later: Later | None = None,
     ) -> None:
         tiers = ((Tier.MEMORY, memory), (Tier.DISK, disk), (Tier.REMOTE, remote))
         self._tiers = [_Tiered(tier, store) for tier, store in tiers if store is not None]
         self._counters = counters
         self._clock = clock
-        self._later = None if disk is None else LaterWriter(disk, counters)
+        self._later = later
         self._gate = RemoteGate(clock)
         self._sparing = SparingLog(_log, clock)
 
@@ -73,7 +81,7 @@ class Tiers:
             result = None if stored is None else self._used(tiered, stored, use)
             if stored is not None and result is not None:
                 for each in nearer:
-                    self._keep(each, stored.entry, stored.attestation)
+                    self._bring_nearer(each, stored)
                 return result
             nearer.append(tiered)
         return None
@@ -150,14 +158,20 @@ class Tiers:
         """A program of this size took this long: what that says of asking the remote for the next."""
         self._gate.compiled(compile_seconds, program_bytes)
 
-    def store_here(self, entry: Entry, attestation: Attestation | None) -> None:
-        """Keeps what was compiled in memory and on disk; on disk later where it was cheap to compile."""
-        cheap = entry.header.compile_seconds < CHEAP_COMPILE_SECONDS
+    def store_here(self, entry: Entry, attestation: Attestation | None, *, to_disk: bool = True) -> None:
+        """Keeps what was compiled in memory and on disk."""
         for tiered in self._tiers:
-            if tiered.tier is Tier.DISK and cheap and self._later is not None:
-                self._later.add(entry, attestation)
-            elif tiered.tier is not Tier.REMOTE:
+            if tiered.tier is Tier.MEMORY or (tiered.tier is Tier.DISK and to_disk):
                 self._keep(tiered, entry, attestation)
+            elif tiered.tier is Tier.DISK:
+                self._counters.skipped(Tier.DISK, "busy")
+
+    def _bring_nearer(self, tiered: _Tiered, stored: Stored) -> None:
+        """Keeps what a farther tier had. Its caller need not wait for the disk: the farther tier still has it."""
+        keep = partial(self._keep, tiered, stored.entry, stored.attestation)
+        if tiered.tier is Tier.DISK and self._later is not None and self._later.do(keep, stored.entry.size_bytes):
+            return
+        keep()
 
     def _keep(self, tiered: _Tiered, entry: Entry, attestation: Attestation | None) -> None:
         """Stores an entry in a local tier; a failure is counted and costs nothing else."""
@@ -172,8 +186,6 @@ class Tiers:
             self._counters.failure(tiered.tier, "internal")
 
     def close(self) -> None:
-        """Writes what waits for the disk, for a moment, and closes the stores."""
-        if self._later is not None:
-            self._later.close()
+        """Closes the stores."""
         for tiered in self._tiers:
             tiered.store.close()

@@ -1,76 +1,133 @@
-"""Writes of cheap programs, and warnings: late, few, and never in the way."""
+"""Work in the background: in order, bounded, never in the way, waited for at the end. And warnings: few."""
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from support.fakes import FailingStore
-from torchtpu_cache.counters import Counters
-from torchtpu_cache.later import LaterWriter
+from support.waiting import wait_until
+from torchtpu_cache.later import Later
 from torchtpu_cache.sparing import SparingLog
-from torchtpu_cache_core.entry import Entry
-from torchtpu_cache_core.errors import StoreFull
-from torchtpu_cache_core.manifest import Attestation
-from torchtpu_cache_core.store import PutOutcome
-from torchtpu_cache_core.stores.memory import MemoryStore
 from torchtpu_cache_core.testing.clock import ManualClock
-from torchtpu_cache_core.testing.entries import entry_for
+
+Hold = Callable[..., bool]
 
 
-class Gated(MemoryStore):
-    """Lets no put through before `gate` is set."""
-
-    def __init__(self) -> None:
-        super().__init__(limit_bytes=1 << 26)
-        self.gate = threading.Event()
-
-    def put(self, entry: Entry, attestation: Attestation | None = None) -> PutOutcome:
-        assert self.gate.wait(30)
-        return super().put(entry, attestation)
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """Set at the end, so that no thread stays behind."""
+    event = threading.Event()
+    yield event
+    event.set()
 
 
-def test_what_waits_is_written_at_the_end() -> None:
-    store, counters = MemoryStore(limit_bytes=1 << 26), Counters()
-    writer = LaterWriter(store, counters)
-    entries = [entry_for(f"program {number}") for number in range(50)]
-    for entry in entries:
-        writer.add(entry, None)
-    writer.close()
-    assert all(store.contains(entry.key) for entry in entries)
-    assert counters.snapshot()["failures"] == {}
+def held(later: Later, gate: threading.Event) -> None:
+    """Occupies the thread until `gate` is set."""
+    started = threading.Event()
+
+    def work() -> None:
+        started.set()
+        assert gate.wait(30)
+
+    assert later.do(work, 1)
+    assert started.wait(30)
 
 
-def test_nobody_waits_for_a_slow_disk_and_what_is_too_much_is_counted() -> None:
-    store, counters = Gated(), Counters()
-    writer = LaterWriter(store, counters)
-    entry = entry_for("one")
-    for _ in range(1500):
-        writer.add(entry, None)
-    skipped = counters.snapshot()["skipped"]["disk.busy"]
-    assert 1500 - 1024 - 1 <= skipped <= 1500 - 1024
-    store.gate.set()
-    writer.close()
+def test_works_are_done_in_order_and_a_flush_waits_for_them() -> None:
+    later, done = Later(), []
+    for number in range(100):
+        assert later.do(lambda number=number: done.append(number), 1)  # type: ignore[misc]
+    assert later.flush()
+    assert done == list(range(100))
 
 
-def test_a_failure_is_counted_and_the_next_entry_is_tried() -> None:
-    store, counters = FailingStore(StoreFull("full")), Counters()
-    writer = LaterWriter(store, counters)
-    for number in range(3):
-        writer.add(entry_for(f"program {number}"), None)
-    writer.close()
-    assert counters.snapshot()["failures"] == {"disk.full": 3}
+def test_what_is_slow_takes_a_tenth_of_the_time_and_waits_for_nothing_else() -> None:
+    later, done = Later(), []
+    for _ in range(3):
+        later.do(lambda: (time.sleep(0.05), done.append("slow")), 1, slowly=True)  # type: ignore[func-returns-value]
+    wait_until(lambda: bool(done), "nothing was done")
+    started = time.monotonic()
+    soon = threading.Event()
+    later.do(soon.set, 1)
+    assert soon.wait(30)
+    assert time.monotonic() - started < 0.4, "it waited for a rest"
+    assert done == ["slow"]
+    assert later.flush()
+    assert done == ["slow"] * 3
+    assert time.monotonic() - started < 0.8, "a flush waits for no rest"
 
 
-def test_a_closed_writer_takes_no_more() -> None:
-    store, counters = MemoryStore(limit_bytes=1 << 20), Counters()
-    writer = LaterWriter(store, counters)
-    writer.close()
-    writer.add(entry_for("late"), None)
-    assert store.stats().entries == 0
-    assert counters.snapshot()["skipped"] == {"disk.busy": 1}
+def test_too_much_is_the_callers_to_do(gate: threading.Event) -> None:
+    later, done = Later(), []
+    held(later, gate)
+    taken = [later.do(lambda: done.append(1), 100 << 20) for _ in range(4)]
+    assert taken == [True, True, False, False]
+    assert [later.do(lambda: None, 1, slowly=True) for _ in range(1100)].count(True) == 1024
+    gate.set()
+    assert later.flush()
+    assert len(done) == 2
+
+
+def test_one_work_is_taken_whatever_it_holds(gate: threading.Event) -> None:
+    later = Later()
+    held(later, gate)
+    assert later.do(lambda: None, 1 << 40)
+    assert not later.do(lambda: None, 1)
+
+
+def test_a_work_that_breaks_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    later, done = Later(), []
+
+    def broken() -> None:
+        raise RuntimeError("a bug")
+
+    later.do(broken, 1)
+    later.do(lambda: done.append(1), 1)
+    assert later.flush()
+    assert done == [1]
+    assert "a bug" in caplog.text
+
+
+def test_a_flush_ends_though_a_work_hangs(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchtpu_cache.later._FLUSH_SECONDS", 0.1)
+    monkeypatch.setattr("torchtpu_cache.later._SLOW_FLUSH_SECONDS", 0.1)
+    later = Later()
+    held(later, gate)
+    assert not later.flush()
+    later.close()
+
+
+def test_what_waits_is_done_at_the_end_and_then_no_more_is_taken() -> None:
+    later, done = Later(), []
+    for _ in range(50):
+        later.do(lambda: done.append(1), 1, slowly=True)
+    later.close()
+    assert len(done) == 50
+    assert not later.do(lambda: None, 1)
+    later.close()
+
+
+def test_a_forked_child_does_its_own_work_and_not_its_parents(gate: threading.Event) -> None:
+    later, done = Later(), []
+    held(later, gate)
+    later.do(lambda: done.append("parent's"), 1)
+    reading, writing = os.pipe()
+    if (pid := os.fork()) == 0:
+        later.do(lambda: done.append("child's"), 1)
+        os.write(writing, b"%d %s" % (later.flush(), ",".join(done).encode()))
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert os.read(reading, 100) == b"1 child's"
+    os.close(reading)
+    os.close(writing)
+    gate.set()
+    assert later.flush()
+    assert done == ["parent's"]
 
 
 def test_a_topic_is_heard_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,6 +14,7 @@ from support.fakes import FailingStore, FakeCompiler, FakeLoaded, RawResolver, r
 from torchtpu_cache.compilers.base import Compiled
 from torchtpu_cache.counters import Counters, Tier
 from torchtpu_cache.node import Node
+from torchtpu_cache.result import Result
 from torchtpu_cache.spool import Spool
 from torchtpu_cache_core.canonical.wire import length_field
 from torchtpu_cache_core.config import Mode
@@ -30,9 +31,10 @@ from torchtpu_cache_core.errors import (
     StoreRefused,
     StoreUnavailable,
 )
+from torchtpu_cache_core.manifest import Attestation
 from torchtpu_cache_core.names import Key
 from torchtpu_cache_core.request import FORMAT_JAX, Request, resolve
-from torchtpu_cache_core.store import Store
+from torchtpu_cache_core.store import PutOutcome, Store
 from torchtpu_cache_core.stores.memory import MemoryStore
 
 
@@ -42,6 +44,13 @@ def memory_store() -> MemoryStore:
 
 def node(**parts: object) -> Node:
     return Node(resolver=RawResolver(), **{"memory": memory_store(), **parts})  # type: ignore[arg-type]
+
+
+def settled(under_test: Node, *asked: object, **options: object) -> Result:
+    """`get_or_compile`, and what it leaves for later is done."""
+    result = under_test.get_or_compile(*asked, **options)  # type: ignore[arg-type]
+    under_test.flush()
+    return result
 
 
 def key_of(program: bytes = b"module {}") -> Key:
@@ -68,8 +77,8 @@ def test_a_farther_hit_is_kept_in_every_nearer_tier() -> None:
     node(memory=None, disk=remote).get_or_compile(request(), compiler)
     near = memory_store()
     tiers = [
-        node(memory=near, disk=disk, remote=remote).get_or_compile(request(), compiler).tier,
-        node(memory=near, disk=disk, remote=remote).get_or_compile(request(), compiler).tier,
+        settled(node(memory=near, disk=disk, remote=remote), request(), compiler).tier,
+        settled(node(memory=near, disk=disk, remote=remote), request(), compiler).tier,
         node(disk=disk, remote=remote).get_or_compile(request(), compiler).tier,
     ]
     assert tiers == [Tier.REMOTE, Tier.MEMORY, Tier.DISK]
@@ -112,7 +121,7 @@ def test_a_failing_tier_is_counted_as_a_failure_and_never_as_a_miss(tier: str, e
     compiler = FakeCompiler()
     under_test = node(**{"memory": None, tier: FailingStore(error)})
     for _ in range(2):
-        result = under_test.get_or_compile(request(), compiler)
+        result = settled(under_test, request(), compiler)
         assert result.tier is Tier.COMPILED
         assert bytes(result.executable) == compiler.executable(request())
     totals = under_test.counters.snapshot()
@@ -141,7 +150,7 @@ class Planted(MemoryStore):
 def test_an_entry_of_another_request_is_refused_set_aside_and_replaced() -> None:
     compiler = FakeCompiler()
     filled = memory_store()
-    node(memory=filled).get_or_compile(request(b"other"), compiler)
+    settled(node(memory=filled), request(b"other"), compiler)
     stored = filled.get(key_of(b"other"))
     assert stored is not None
     planted = Planted(stored.entry)
@@ -154,7 +163,7 @@ def test_an_entry_of_another_request_is_refused_set_aside_and_replaced() -> None
 def test_a_remote_that_answers_with_another_entry_is_not_believed_and_not_written() -> None:
     compiler = FakeCompiler()
     filled = memory_store()
-    node(memory=filled).get_or_compile(request(b"other"), compiler)
+    settled(node(memory=filled), request(b"other"), compiler)
     stored = filled.get(key_of(b"other"))
     assert stored is not None
     planted = Planted(stored.entry)
@@ -170,18 +179,18 @@ def test_a_remote_that_answers_with_another_entry_is_not_believed_and_not_writte
 def test_modes(mode: Mode, serves: bool, stores: bool) -> None:
     compiler = FakeCompiler()
     filled, empty = memory_store(), memory_store()
-    node(memory=filled).get_or_compile(request(), compiler)
+    settled(node(memory=filled), request(), compiler)
     served = node(memory=filled, mode=mode).get_or_compile(request(), compiler)
     assert (served.tier is Tier.MEMORY) is serves
-    node(memory=empty, mode=mode).get_or_compile(request(), compiler)
+    settled(node(memory=empty, mode=mode), request(), compiler)
     assert empty.contains(key_of()) is stores
 
 
 def test_read_mode_keeps_what_the_remote_has_on_this_machine() -> None:
     compiler = FakeCompiler()
     disk, remote = memory_store(), memory_store()
-    node(memory=remote).get_or_compile(request(), compiler)
-    node(disk=disk, remote=remote, mode=Mode.READ).get_or_compile(request(), compiler)
+    settled(node(memory=remote), request(), compiler)
+    settled(node(disk=disk, remote=remote, mode=Mode.READ), request(), compiler)
     assert disk.contains(key_of())
 
 
@@ -217,7 +226,7 @@ def test_a_changed_compiler_is_used_and_not_published() -> None:
     compiler = FakeCompiler(sha256="d" * 64)
     memory = memory_store()
     under_test = node(memory=memory)
-    assert under_test.get_or_compile(request(), compiler).tier is Tier.COMPILED
+    assert settled(under_test, request(), compiler).tier is Tier.COMPILED
     assert memory.stats().entries == 0
     assert under_test.counters.snapshot()["not_published"] == {"compiler_changed": 1}
 
@@ -240,10 +249,10 @@ def test_a_flag_file_that_changes_during_the_compile_is_not_published(tmp_path: 
 
     memory = memory_store()
     under_test, compiler = node(memory=memory), Slow()
-    under_test.get_or_compile(asked(), compiler)
+    settled(under_test, asked(), compiler)
     assert memory.stats().entries == 0
     assert under_test.counters.snapshot()["not_published"] == {"environment_changed": 1}
-    under_test.get_or_compile(asked(), compiler)  # the same content as at its snapshot
+    settled(under_test, asked(), compiler)  # the same content as at its snapshot
     assert memory.stats().entries == 1
 
 
@@ -308,7 +317,7 @@ def test_an_entry_that_does_not_load_is_set_aside_and_compiled_again() -> None:
     compiler = FakeCompiler()
     memory = memory_store()
     under_test = node(memory=memory)
-    under_test.get_or_compile(request(), compiler)
+    settled(under_test, request(), compiler)
     loads: list[object] = []
 
     def load(raw: bytes | memoryview) -> object:
@@ -329,7 +338,7 @@ def test_an_entry_is_kept_where_the_device_was_to_blame() -> None:
     compiler = FakeCompiler()
     memory = memory_store()
     under_test = node(memory=memory)
-    under_test.get_or_compile(request(), compiler)
+    settled(under_test, request(), compiler)
 
     def load(_raw: bytes | memoryview) -> object:
         raise LoadError("out of memory", blames_entry=False)
@@ -374,7 +383,7 @@ def test_a_load_in_changed_surroundings_blames_nobody_and_keeps_the_entry() -> N
     compiler = FakeCompiler()
     memory = memory_store()
     under_test = node(memory=memory)
-    under_test.get_or_compile(request(), compiler)
+    settled(under_test, request(), compiler)
 
     def load(_raw: bytes | memoryview) -> object:
         raise Bypass("environment_changed", "XLA_FLAGS changed")
@@ -391,7 +400,7 @@ def test_a_store_that_breaks_in_a_new_way_costs_no_compile(tmp_path: Path) -> No
 
     counters = Counters()
     spool = Broken(tmp_path / "spool", memory_store(), counters, limit_bytes=1)
-    result = node(spool=spool, counters=counters).get_or_compile(request(), FakeCompiler())
+    result = settled(node(spool=spool, counters=counters), request(), FakeCompiler())
     assert result.tier is Tier.COMPILED
     assert counters.snapshot()["not_published"] == {"internal": 1}
 
@@ -452,9 +461,12 @@ def test_what_does_not_load_for_a_caller_that_compiles_for_itself_is_replaced() 
 def test_finding_and_publishing_keep_to_the_mode(mode: Mode) -> None:
     keyed, compiled = resolve(request(), RawResolver()), FakeCompiler().compile(request())
     full, empty = memory_store(), memory_store()
-    node(memory=full).publish(keyed, compiled)
+    filling, under_test = node(memory=full), node(memory=empty, mode=mode)
+    filling.publish(keyed, compiled)
+    filling.flush()
     assert (node(memory=full, mode=mode).find(keyed) is not None) == mode.serves
-    assert (node(memory=empty, mode=mode).publish(keyed, compiled) is not None) == mode.publishes
+    assert (under_test.publish(keyed, compiled) is not None) == mode.publishes
+    under_test.flush()
     assert empty.contains(keyed.key) == mode.publishes
 
 
@@ -463,7 +475,107 @@ def test_bytes_that_come_compressed_are_stored_as_they_are() -> None:
     question = replace(request(), executable_format=FORMAT_JAX)
     keyed = resolve(question, RawResolver())
     compiled = replace(FakeCompiler().compile(question), executable=bytes(4096))
-    entry = node(memory=None, disk=disk).publish(keyed, compiled)
-    assert entry is not None
+    node(memory=None, disk=disk).publish(keyed, compiled)
+    stored = disk.get(keyed.key)
+    assert stored is not None
+    entry = stored.entry
     assert (entry.header.codec, entry.header.executable_bytes, entry.frame.payload_bytes) == ("raw", 4096, 4096)
     assert bytes(Entry.parse(entry.buffer).executable()) == bytes(4096)
+
+
+class Gated(MemoryStore):
+    """Takes no entry before `gate` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(limit_bytes=1 << 24)
+        self.gate = threading.Event()
+
+    def put(self, entry: Entry, attestation: Attestation | None = None) -> PutOutcome:
+        assert self.gate.wait(30)
+        return super().put(entry, attestation)
+
+
+@pytest.mark.parametrize("seconds", [1.0, 0.001], ids=["worth it", "cheap"])
+def test_nobody_waits_for_the_disk_and_what_is_not_there_yet_is_found_here(seconds: float) -> None:
+    compiler, disk = FakeCompiler(seconds=seconds), Gated()
+    under_test = node(disk=disk)
+    compiled = under_test.get_or_compile(request(), compiler)
+    again = under_test.get_or_compile(request(), compiler, load=lambda raw: compiler.load(raw, request()))
+    assert not disk.contains(key_of())
+    assert (compiled.tier, again.tier) == (Tier.COMPILED, Tier.MEMORY)
+    assert isinstance(again.loaded, FakeLoaded)
+    disk.gate.set()
+    under_test.flush()
+    stored = disk.get(key_of())
+    assert stored is not None
+    assert compiled.digest == again.digest == stored.entry.digest
+    assert compiled.entry_bytes == stored.entry.size_bytes
+    assert under_test.counters.snapshot()["hits"] == {"memory": 1}
+    assert under_test._fresh == {}
+
+
+def test_nobody_waits_for_the_disk_after_a_hit_of_the_remote() -> None:
+    compiler, disk, remote = FakeCompiler(), Gated(), memory_store()
+    settled(node(memory=remote), request(), compiler)
+    under_test = node(disk=disk, remote=remote)
+    assert under_test.get_or_compile(request(), compiler).tier is Tier.REMOTE
+    assert not disk.contains(key_of())
+    disk.gate.set()
+    under_test.flush()
+    assert disk.contains(key_of())
+
+
+def test_a_node_without_memory_stores_before_it_returns() -> None:
+    disk, far = memory_store(), memory_store()
+    node(memory=None, disk=disk).get_or_compile(request(), FakeCompiler())
+    assert disk.contains(key_of())
+    assert node(memory=None, disk=far, remote=disk).get_or_compile(request(), FakeCompiler()).tier is Tier.REMOTE
+    assert far.contains(key_of())
+
+
+def test_what_waits_to_be_stored_answers_its_own_request_only() -> None:
+    disk = Gated()
+    under_test = node(disk=disk)
+    keyed, compiled = resolve(request(), RawResolver()), FakeCompiler().compile(request())
+    under_test.publish(keyed, compiled)
+    other = replace(keyed, components=resolve(request(b"other"), RawResolver()).components)
+    assert under_test.find(keyed) is not None
+    assert under_test.find(other) is None, "a foreign key alone proves nothing"
+    disk.gate.set()
+    under_test.flush()
+
+
+def test_what_does_not_load_before_it_is_stored_is_not_stored() -> None:
+    disk, compiler = Gated(), FakeCompiler()
+    under_test = node(disk=disk)
+    settled_first = resolve(request(b"in the way"), RawResolver())
+    under_test.publish(settled_first, compiler.compile(request(b"in the way")))  # the thread waits at the disk
+    keyed = resolve(request(), RawResolver())
+    bad = replace(compiler.compile(request()), executable=b"does not load")
+    compiler.bad_loads.add(b"does not load")
+    under_test.publish(keyed, bad)
+    assert under_test.find(keyed, load=lambda raw: compiler.load(raw, request())) is None
+    disk.gate.set()
+    under_test.flush()
+    assert disk.contains(settled_first.key)
+    assert not disk.contains(keyed.key)
+    assert under_test.counters.snapshot()["failures"] == {"memory.load": 1}
+
+
+def test_what_cannot_be_packed_is_used_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchtpu_cache_core.entry.MAX_EXECUTABLE_BYTES", 10)
+    under_test = node()
+    result = settled(under_test, request(), FakeCompiler())
+    assert (result.tier, result.digest, result.entry_bytes) == (Tier.COMPILED, None, 0)
+    assert under_test.counters.snapshot()["not_published"] == {"unpackable": 1}
+    assert under_test._fresh == {}
+
+
+def test_an_end_in_order_stores_what_waits() -> None:
+    disk = memory_store()
+    disk.close = lambda: None  # type: ignore[method-assign]
+    under_test = node(disk=disk)
+    for number in range(20):
+        under_test.get_or_compile(request(b"%d" % number), FakeCompiler(seconds=0.001 if number % 2 else 1.0))
+    under_test.close()
+    assert disk.stats().entries == 20

@@ -29,6 +29,7 @@ def filled(programs: int) -> MemoryStore:
     publisher = Node(resolver=RawResolver(), memory=remote)
     for number in range(programs):
         publisher.get_or_compile(request(b"%d" % number), FakeCompiler(seconds=COMPILE_SECONDS))
+    publisher.flush()
     return remote
 
 
