@@ -272,8 +272,13 @@ class Node:
         if self._spool is None or not self.mode.publishes or self._machine_key is None or stored.attestation is None:
             return
         try:
-            if stored.attestation.made_by_machine(self._machine_key, self._namespace, stored.entry):
-                self._spool.offer(stored.entry)
+            entry = stored.entry
+            if stored.attestation.made_by_machine(self._machine_key, self._namespace, entry) and self._spool.wants(
+                entry
+            ):
+                add = partial(self._spool.add, entry, durable=False)  # the disk tier still has it
+                if self._later is None or not self._later.do(add, entry.size_bytes):
+                    add()
         except Exception:
             _log.exception("an entry could not be offered to the remote")
             self.counters.not_published("internal")

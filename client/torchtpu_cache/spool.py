@@ -14,7 +14,6 @@ import enum
 import fcntl
 import hashlib
 import logging
-import math
 import os
 import random
 import threading
@@ -148,17 +147,19 @@ class Spool:
         self._wake.set()
         return True
 
-    def offer(self, entry: Entry) -> None:
-        """Keeps an entry of this machine's disk tier for upload, unless the remote is known to have it.
+    def wants(self, entry: Entry) -> bool:
+        """Whether an entry of this machine's disk tier should be added: it does not wait here, and the remote is not
+        known to have it.
 
         So that what was compiled before there was a remote, or for another one, reaches this one too.
         """
+        if entry.header.compile_seconds < CHEAP_COMPILE_SECONDS or (self._folder / entry.key).exists():
+            return False
         try:
             age_seconds = self._clock.time() - self._mark(entry.key).stat().st_mtime
         except OSError:
-            age_seconds = math.inf
-        if age_seconds > _MARK_SECONDS and entry.header.compile_seconds >= CHEAP_COMPILE_SECONDS:
-            self.add(entry, durable=False)  # the disk tier still has it
+            return True
+        return age_seconds > _MARK_SECONDS
 
     def _mark(self, key: Key) -> Path:
         return self._folder / _MARKS / key

@@ -579,3 +579,16 @@ def test_an_end_in_order_stores_what_waits() -> None:
         under_test.get_or_compile(request(b"%d" % number), FakeCompiler(seconds=0.001 if number % 2 else 1.0))
     under_test.close()
     assert disk.stats().entries == 20
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["compiled here", "compiled elsewhere"])
+def test_what_this_machine_compiled_before_it_had_the_remote_is_published_when_it_is_found(
+    spooled: Callable[..., tuple[Node, Spool]], own: bool
+) -> None:
+    disk, remote, compiler = memory_store(), memory_store(), FakeCompiler()
+    settled(node(disk=disk, machine_key=bytes(32)), request(), compiler)
+    under_test, _ = spooled(remote, disk=disk, machine_key=bytes(32) if own else bytes(31) + b"x")
+    assert under_test.get_or_compile(request(), compiler).tier is Tier.DISK
+    assert under_test.drain(10) == 0
+    assert remote.contains(key_of()) == own
+    under_test.close()
