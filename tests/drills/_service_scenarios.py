@@ -121,7 +121,7 @@ SCENARIOS: Final = (
         Scenario(name=f"length_{kind}", breaks=by_script(partial(peers.wrong_length, kind)))
         for kind in ("longer", "negative", "two", "none", "chunked")
     ),
-    Scenario(name="reset", breaks=by_proxy(reset_at=0)),
+    Scenario(name="reset", breaks=by_proxy(reset_at=0), first_ms=RESET_MS + FIRST_MS),
     Scenario(name="cut_head", breaks=by_proxy(cut_at=40)),
     # From here on each is asked for, since damage or size says nothing of the service, or uploads succeed in between.
     # Each costs its part of a body, most of it in the proxy, until the credit of a slow remote is used up.
@@ -130,6 +130,12 @@ SCENARIOS: Final = (
         for kind in ("shorter", "huge")
     ),
     Scenario(name="cut_body", breaks=by_proxy(cut_at=5000), asks_known=True, later_ms=BODY_PART_MS),
-    Scenario(name="reset_body", breaks=by_proxy(reset_at=5000), asks_known=True, later_ms=RESET_MS + BODY_PART_MS),
+    Scenario(
+        name="reset_body",
+        breaks=by_proxy(reset_at=5000),
+        asks_known=True,
+        first_ms=RESET_MS + FIRST_MS,
+        later_ms=RESET_MS + BODY_PART_MS,
+    ),
     Scenario(name="flipped_bit", breaks=by_proxy(flip_at=5000), asks_known=True, later_ms=BODY_PART_MS),
 )
