@@ -62,6 +62,7 @@ class CpuCompiler(Compiler):
         self._pool = ChildPool(_CHILD, size=pool_size, deadline_seconds=deadline_seconds)
         self._lock = threading.Lock()  # guards _clients, and the start of one
         self._clients: dict[int, Any] = {}
+        self._mapped: dict[str, Any] | None = None  # jaxlib's library, once it is loaded: it stays
 
     def describe(self, name: str, options: bytes, environment: Environment) -> Target:
         found = jaxlib_cpu.installation()
@@ -136,7 +137,9 @@ class CpuCompiler(Compiler):
         if here.parts != request.target.parts:
             differing = sorted({name for name, _ in set(here.parts) ^ set(request.target.parts)})
             raise LoadError(f"this process is another target: {', '.join(differing)} differ", blames_entry=False)
-        if mapped_sha256(mapped_file(jaxlib_cpu.installation().library), self._identities) != here.compiler:
+        if self._mapped is None:
+            self._mapped = mapped_file(jaxlib_cpu.installation().library)
+        if mapped_sha256(self._mapped, self._identities) != here.compiler:
             raise LoadError("this process runs another jaxlib than the one installed now", blames_entry=False)
 
     def _client(self, xla_client: Any, count: int) -> Any:

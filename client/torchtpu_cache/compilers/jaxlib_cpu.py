@@ -18,6 +18,7 @@ from typing import Any, Final
 from torchtpu_cache.compilers.base import Installation
 from torchtpu_cache_core.canonical.wire import LENGTH, VARINT, read_fields, read_varint, varint_field
 from torchtpu_cache_core.errors import CompilerMissing, InvalidRequest
+from torchtpu_cache_core.identity import Signature, signature_of
 
 INSTALL_HINT: Final = "pip install 'torchtpu-cache[workers]'"
 
@@ -45,11 +46,24 @@ def installation() -> Installation:
     if spec is None or spec.origin is None:
         raise CompilerMissing(f"jaxlib is not installed here; run: {INSTALL_HINT}")
     folder = Path(spec.origin).parent
+    return _installation(folder, _signature(folder), _signature(folder / "version.py"))
+
+
+@functools.lru_cache(maxsize=4)
+def _installation(folder: Path, *states: Signature | None) -> Installation:
+    """What is in the folder, looked at again once another package is unpacked there: every program asks."""
     libraries = [path for path in folder.iterdir() if path.suffix == ".so"]
     if not libraries:
         raise CompilerMissing(f"the jaxlib in {folder} holds no library; run: {INSTALL_HINT}")
     library = max(libraries, key=lambda path: path.stat().st_size)
     return Installation(library.resolve(), _version(folder / "version.py"))
+
+
+def _signature(path: Path) -> Signature | None:
+    try:
+        return signature_of(path.stat())
+    except OSError:
+        return None
 
 
 def _version(source: Path) -> str:
