@@ -20,7 +20,7 @@ from typing import Final
 
 _log = logging.getLogger(__name__)
 
-Work = Callable[[], None]
+Work = Callable[[], object]
 """Handles its own failures; one that raises all the same is logged and passed by."""
 
 _MAX_WAITING_BYTES: Final = 256 << 20
