@@ -42,12 +42,12 @@ class Patience:
 
     Args:
         connect_seconds: to connect, over all addresses.
-        answer_seconds: from the sent request to the whole head of its answer; also for a TLS handshake, and for a
-            free connection where all are in use.
-        idle_seconds: between two pieces of a body, and from a sent PUT, which the service brings to disk, to its
-            answer.
-        min_bytes_per_second: a body may take `idle_seconds` and what it takes at this rate. What has moved counts, not
-            what was announced, so that a peer that drips holds nobody for long.
+        answer_seconds: from the sent request to the whole head of its answer, and between two pieces of its body; also
+            for a TLS handshake, and for a free connection where all are in use. Who asks waits.
+        idle_seconds: between two pieces of a body that is sent, and from a sent PUT, which the service brings to disk,
+            to its answer. Nobody waits for an upload.
+        min_bytes_per_second: a body may take as long as between two pieces, and what it takes at this rate. What has
+            moved counts, not what was announced, so that a peer that drips holds nobody for long.
     """
 
     connect_seconds: float = 0.05
@@ -246,7 +246,7 @@ class Connection:
         size = 0 if body is None else len(body)
         waits_for_word = size >= _EXPECT_FROM_BYTES
         asked = self._head_of(question, waits_for_word)
-        self._allow_body()
+        self._allow_body(patience.idle_seconds)
         self.sent_all = False
         self._early_head = None
         try:
@@ -265,13 +265,12 @@ class Connection:
         )
         head = self._final_head()
         answer = Answer(self, head, bare=question.method == "HEAD" or head.status in (204, 304))
-        self._allow_body()
+        self._allow_body(patience.answer_seconds)
         stream.room_bytes = (answer.length or 0) + _BUFFER_BYTES
         return answer
 
-    def _allow_body(self) -> None:
-        idle_seconds = self._patience.idle_seconds
-        self.stream.allow(idle_seconds, idle_seconds, 1 / self._patience.min_bytes_per_second)
+    def _allow_body(self, seconds: float) -> None:
+        self.stream.allow(seconds, seconds, 1 / self._patience.min_bytes_per_second)
 
     def _head_of(self, question: Question, waits_for_word: bool) -> bytes:
         lines = [

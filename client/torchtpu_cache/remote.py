@@ -60,8 +60,9 @@ class RemoteStore(Store):
     Args:
         url: `http://127.0.0.1:8077` or like it; only loopback, until there is authentication.
         connect_seconds: to connect. A service that is down costs a call no more than this.
-        answer_seconds: from the question to its answer's head. A service that hangs costs a call no more than this.
-        idle_seconds: between two pieces of a body, and until an upload is acknowledged.
+        answer_seconds: from the question to its answer's head, and between two pieces of its body. A service that
+            hangs costs a call no more than this.
+        idle_seconds: between two pieces of an upload, and until it is acknowledged.
         max_entry_bytes: larger entries are neither fetched nor sent.
         ssl_context: for https; checks against the system's certificates by default.
 

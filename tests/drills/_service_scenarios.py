@@ -17,10 +17,7 @@ FIRST_MS: Final = 100.0
 
 LATER_MS: Final = 2.0
 ANSWER_MS: Final = 2000.0
-"""What a service may take to answer."""
-
-BODY_MS: Final = 10_000.0
-"""What a service may take between two pieces of a body."""
+"""What a service may take to answer, and between two pieces of a body."""
 
 BODY_PART_MS: Final = 20.0
 RESET_MS: Final = 50.0
@@ -106,7 +103,7 @@ SCENARIOS: Final = (
     Scenario(name="deaf", breaks=by_peer(peers.deaf), first_ms=ANSWER_MS + FIRST_MS, full_only=True),
     Scenario(name="dripping_head", breaks=by_proxy(drip_seconds=0.05), first_ms=ANSWER_MS + FIRST_MS, full_only=True),
     Scenario(name="answer_in_5s", breaks=by_proxy(delay_seconds=5.0), first_ms=ANSWER_MS + FIRST_MS, full_only=True),
-    Scenario(name="stopping_body", breaks=by_script(peers.body_stops), first_ms=BODY_MS + FIRST_MS, full_only=True),
+    Scenario(name="stopping_body", breaks=by_script(peers.body_stops), first_ms=ANSWER_MS + FIRST_MS, full_only=True),
     Scenario(name="random_bytes", breaks=by_script(partial(peers.garbage, SEED))),
     Scenario(name="other_protocols", breaks=by_script(peers.other_protocol)),
     Scenario(name="endless_head", breaks=by_script(peers.endless_head)),

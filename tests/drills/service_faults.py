@@ -362,7 +362,7 @@ def _command_line(ground: Ground) -> Iterator[Figure]:
         with FaultProxy(ground.service.port) as proxy, scenario.breaks(proxy):
             seconds, answered = min(_compile(ground, f"{scenario.name}-cli-{i}", proxy.url) for i in range(3))
         # At its end a command waits for what is still in the spool, two seconds where nothing goes.
-        bar = scenario.first_ms + 2000 + 300
+        bar = scenario.first_ms + 2000 + 1000  # the last for the noise of starting processes
         name = f"service_faults.{scenario.name}.command_adds"
         yield Figure.at_most(name, (seconds - plain) * 1000, "ms", bar, plain_seconds=round(plain, 2))
         yield Figure.at_least(f"service_faults.{scenario.name}.command_compiles", answered, "count", 1)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from support.fakes import FailingStore, FakeCompiler, RawResolver, request
+from support.peers import body_stops
+from support.rawserver import RawServer
 from torchtpu_cache.counters import Tier
 from torchtpu_cache.gate import CREDIT_SECONDS, SHARE
 from torchtpu_cache.node import Node
-from torchtpu_cache_core.errors import StoreUnavailable
+from torchtpu_cache.remote import RemoteStore
+from torchtpu_cache_core.errors import FailureKind, StoreUnavailable
+from torchtpu_cache_core.names import DEFAULT_NAMESPACE
 from torchtpu_cache_core.store import Store
 from torchtpu_cache_core.stores.memory import MemoryStore
 from torchtpu_cache_core.stores.wrap import LatencyStore
 from torchtpu_cache_core.testing.clock import ManualClock
+from torchtpu_cache_core.testing.entries import key_for
 
 LATE_SECONDS = 0.5
 COMPILE_SECONDS = 1.0
@@ -53,3 +60,15 @@ def test_hits_of_a_slow_remote_are_used_while_they_save_more_than_they_cost() ->
     node, _ = slow_node(filled(programs))
     tiers = [node.get_or_compile(request(b"%d" % i), FakeCompiler(seconds=COMPILE_SECONDS)).tier for i in range(50)]
     assert tiers == [Tier.REMOTE] * programs
+
+
+def test_a_body_that_stops_costs_no_more_than_an_answer() -> None:
+    with (
+        RawServer(body_stops()) as server,
+        RemoteStore(server.url, DEFAULT_NAMESPACE, connect_seconds=2.0, answer_seconds=0.3, idle_seconds=30.0) as store,
+    ):
+        started = time.monotonic()
+        with pytest.raises(StoreUnavailable) as caught:
+            store.get(key_for("any"))
+        assert caught.value.kind is FailureKind.TIMEOUT
+        assert time.monotonic() - started < 5.0
