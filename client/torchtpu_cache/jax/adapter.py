@@ -64,6 +64,22 @@ class _Call:
         self.taken = value
 
 
+@dataclass(frozen=True, slots=True)
+class _Contained:
+    """A block that ends at a fault of ours, which is logged; no exception but an interrupt leaves it."""
+
+    failure: str
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        _log.error(self.failure, exc_info=error)
+        return True
+
+
 class _Local(threading.local):
     call: _Call | None = None
 
@@ -114,7 +130,8 @@ class Adapter:
                 return original(*args, **kwargs)
             except Exception:
                 if call.waits:
-                    default_assembly().node.counters.compile_failed()
+                    with _Contained("a failed compile could not be counted"):
+                        default_assembly().node.counters.compile_failed()
                 raise
             finally:
                 self._local.call = before
@@ -139,14 +156,8 @@ class Adapter:
             call = self._local.call
             if call is None:
                 return original(*args, **kwargs)
-            try:
-                self._judge(call, names.bind(*args, **kwargs).arguments["cache_key"])
-                if call.program is not None:
-                    return self._found(call, call.program, lambda: original(*args, **kwargs))
-            except Exception:
-                _log.exception("a look-up for JAX failed")
-                self._bypass(call, "internal")
-            return original(*args, **kwargs)
+            answer = self._answer(call, lambda: original(*args, **kwargs), names.bind(*args, **kwargs).arguments)
+            return original(*args, **kwargs) if answer is None else answer
 
         return wrapper
 
@@ -158,21 +169,26 @@ class Adapter:
             call = self._local.call
             if call is None:
                 return original(*args, **kwargs)
-            given = names.bind(*args, **kwargs).arguments
             call.waits = False
-            try:
+            with _Contained("what JAX compiled could not be counted or stored"):
+                given = names.bind(*args, **kwargs).arguments
                 if call.program is not None:
-                    return self._compiled(call, call.program, given, put)
-                if call.bypassed:
+                    self._compiled(call, call.program, given, put)
+                elif call.bypassed:
                     default_assembly().node.counters.compiled(float(given["compile_time_secs"]))
-            except Exception:
-                _log.exception("what JAX compiled could not be stored")
-                return None
-            return original(*args, **kwargs)
+            return None if call.program is not None else original(*args, **kwargs)
 
         return wrapper
 
     # ---- one program -----------------------------------------------------------------------------------------
+
+    def _answer(self, call: _Call, load_offered: Callable[[], Any], given: dict[str, Any]) -> Any:
+        """An executable and its compile seconds, or a miss; None for a program that goes JAX's own way."""
+        with _Contained("a look-up for JAX failed"):
+            self._judge(call, given["cache_key"])
+            return None if call.program is None else self._found(call, call.program, load_offered)
+        self._bypass(call, "internal")
+        return None
 
     def _judge(self, call: _Call, jax_key: str) -> None:
         """Decides whether the program may be cached, and under which key."""
@@ -189,9 +205,10 @@ class Adapter:
 
     def _bypass(self, call: _Call, reason: str) -> None:
         call.program, call.bypassed = None, True
-        counters = default_assembly().node.counters
-        counters.request()
-        counters.bypass(reason)
+        with _Contained("a bypass could not be counted"):
+            counters = default_assembly().node.counters
+            counters.request()
+            counters.bypass(reason)
 
     def _program(self, given: dict[str, Any], jax_key: str) -> JaxProgram:
         if given["host_callbacks"]:
