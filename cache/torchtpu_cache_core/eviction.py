@@ -78,6 +78,11 @@ def gain_class(gain: float) -> int:
     return max(LEAST_CLASS, math.floor(math.log2(gain) * CLASSES_PER_DOUBLING)) if gain > 0 else LEAST_CLASS
 
 
+def least_gain(gain_class: int) -> float:
+    """The least gain of a class; that of the lowest one stands for nothing at all."""
+    return 2.0 ** (gain_class / CLASSES_PER_DOUBLING) if gain_class > LEAST_CLASS else 0.0
+
+
 def worth_of(candidate: Candidate[T], now_seconds: float) -> float:
     used_again = is_used_again(candidate.stored_seconds, candidate.accessed_seconds)
     each = gain(candidate.compile_seconds, candidate.size_bytes, used_again=used_again)

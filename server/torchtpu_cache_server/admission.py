@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from torchtpu_cache_core.clock import SYSTEM_CLOCK, Clock
 from torchtpu_cache_core.entry import MAX_ENTRY_BYTES
 from torchtpu_cache_core.errors import ConfigError, EntryTooLarge, FailureKind, StoreFull, StoreUnavailable
+from torchtpu_cache_core.stores.reading import rounded_bytes
 from torchtpu_cache_server.blobs.bucket import Bucket
 from torchtpu_cache_server.index.base import Index, Record, charged_bytes
 
@@ -44,42 +46,47 @@ class Limits:
 
 
 class Admission:
-    """Reserves room before anything is received. Thread-safe.
+    """Makes room for entries as their bytes arrive. Thread-safe.
 
     Args:
         evict: closes one entry; it is called without a lock held.
     """
 
-    def __init__(self, limits: Limits, bucket: Bucket, index: Index, evict: Callable[[Record], None]) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        bucket: Bucket,
+        index: Index,
+        evict: Callable[[Record], None],
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         self.limits = limits
         self._bucket = bucket
         self._index = index
         self._evict = evict
-        self._lock = threading.Lock()  # guards what is reserved
-        self._reserved_bytes = 0
-        self._reserved_entries = 0
+        self._clock = clock
+        self._lock = threading.Lock()  # guards what is taken
+        self._taken_bytes = 0
+        self._taken_entries = 0
 
     @contextlib.contextmanager
-    def reserve(self, size_bytes: int) -> Iterator[None]:
-        """Room for one entry while the block runs.
+    def reserve(self, size_bytes: int) -> Iterator[Room]:
+        """Room for one entry while the block runs. Nothing is evicted for what is only announced.
 
         Raises:
             EntryTooLarge: over a limit that no eviction can help with.
-            StoreFull: at most 64 entries were evicted, and it is still too tight.
-            StoreUnavailable: the index is in doubt, so that nothing can be evicted now.
+            StoreFull: it is tight, and nothing can be evicted.
+            StoreUnavailable: it is tight, and the index is in doubt, so that nothing can be evicted now.
         """
-        charge = charged_bytes(size_bytes)
         self.check_size(size_bytes)
-        with self._lock:
-            self._reserved_bytes += charge
-            self._reserved_entries += 1
+        if self._is_tight(charged_bytes(size_bytes), 1):
+            self._victims(1)
+        room = Room(self)
         try:
-            self._make_room()
-            yield
+            yield room
         finally:
-            with self._lock:
-                self._reserved_bytes -= charge
-                self._reserved_entries -= 1
+            self.take(-room.taken_bytes, -room.taken_entries)
 
     def check_size(self, size_bytes: int) -> None:
         """EntryTooLarge if no eviction can help."""
@@ -88,32 +95,68 @@ class Admission:
         if charged_bytes(size_bytes) > self.limits.limit_bytes:
             raise EntryTooLarge(size_bytes, self.limits.limit_bytes)
 
-    def _is_tight(self) -> bool:
+    def take(self, size_bytes: int, entries: int) -> None:
+        """Counts what is on its way in besides what the index counts."""
+        with self._lock:
+            self._taken_bytes += size_bytes
+            self._taken_entries += entries
+
+    def evict(self, most: int) -> int:
+        """Evicts until the limits are kept, and gives how many had to go; StoreFull if `most` do not suffice."""
+        evicted = 0
+        while self._is_tight():
+            for victim in self._victims(min(_BATCH, most - evicted)):
+                if not self._is_tight():
+                    break
+                self._evict(victim)
+                evicted += 1
+        return evicted
+
+    def _is_tight(self, more_bytes: int = 0, more_entries: int = 0) -> bool:
         totals = self._index.totals()
         with self._lock:
-            reserved_bytes, reserved_entries = self._reserved_bytes, self._reserved_entries
-        if totals.charged_bytes + reserved_bytes > self.limits.limit_bytes:
+            taken_bytes, taken_entries = self._taken_bytes + more_bytes, self._taken_entries + more_entries
+        if totals.charged_bytes + taken_bytes > self.limits.limit_bytes:
             return True
-        if totals.entries + reserved_entries > self.limits.limit_entries:
+        if totals.entries + taken_entries > self.limits.limit_entries:
             return True
         space = self._bucket.space()
         if space is None:
             return False
-        # What is being received counts twice, as reserved and as gone from the disk: on the safe side.
+        # What is being received counts twice, as taken and as gone from the disk: on the safe side.
         spare_bytes = min(self.limits.min_free_bytes, space.total_bytes // 20)
-        return space.free_bytes - reserved_bytes < spare_bytes
+        return space.free_bytes - taken_bytes < spare_bytes
 
-    def _make_room(self) -> None:
-        evicted = 0
-        while self._is_tight():
-            if not self._index.complete:
-                raise StoreUnavailable("the index is being rebuilt; there is no room without it", FailureKind.IO, 5.0)
-            victims = self._index.victims(min(_BATCH, MAX_EVICTIONS_PER_PUT - evicted))
-            if not victims:
-                raise StoreFull("the service is full, and nothing more can be evicted for one entry")
-            for victim in victims:
-                if not self._is_tight():
-                    return
-                self._index.inflate([victim])
-                self._evict(victim)
-                evicted += 1
+    def _victims(self, limit: int) -> list[Record]:
+        if not self._index.complete:
+            raise StoreUnavailable("the index is being rebuilt; there is no room without it", FailureKind.IO, 5.0)
+        victims = self._index.victims(limit, self._clock.time())
+        if not victims:
+            raise StoreFull("the service is full, and nothing more can be evicted for one entry")
+        return victims
+
+
+class Room:
+    """What one entry has taken so far. One thread at a time. Both methods raise what `Admission.reserve` does, and
+    StoreFull when 64 entries were evicted for this one, and it is still too tight."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._received_bytes = 0
+        self._evicted = 0
+        self.taken_bytes = 0
+        self.taken_entries = 0
+
+    def arrived(self, size_bytes: int) -> None:
+        """So many more bytes are about to be written."""
+        self._received_bytes += size_bytes
+        self._take(rounded_bytes(self._received_bytes), 0)
+
+    def complete(self) -> None:
+        """All are there, and the entry is about to be published."""
+        self._take(charged_bytes(self._received_bytes), 1)
+
+    def _take(self, taken_bytes: int, taken_entries: int) -> None:
+        self._admission.take(taken_bytes - self.taken_bytes, taken_entries - self.taken_entries)
+        self.taken_bytes, self.taken_entries = taken_bytes, taken_entries
+        self._evicted += self._admission.evict(MAX_EVICTIONS_PER_PUT - self._evicted)

@@ -12,6 +12,7 @@ from torchtpu_cache_core.errors import CorruptEntry, CorruptReason, StoreUnavail
 from torchtpu_cache_core.manifest import Manifest
 from torchtpu_cache_core.names import Digest, Key
 from torchtpu_cache_core.store import PutStatus
+from torchtpu_cache_server.admission import Room
 from torchtpu_cache_server.blobs.bucket import Staged
 
 Publish = Callable[[Header], tuple[PutStatus, Manifest]]
@@ -26,6 +27,7 @@ class Incoming(Closing):
     Args:
         key, digest, size_bytes: of the entry, as the client announced them.
         max_entry_bytes: what an entry may declare at most.
+        room: is told of what arrives before it is written.
         staged: takes the bytes.
         publish: makes what was staged the entry of its key; CorruptEntry and StoreError as in `commit`.
         held: what is given back at the end, room and `staged`.
@@ -38,6 +40,7 @@ class Incoming(Closing):
         size_bytes: int,
         *,
         max_entry_bytes: int,
+        room: Room,
         staged: Staged,
         publish: Publish,
         held: contextlib.ExitStack,
@@ -45,6 +48,7 @@ class Incoming(Closing):
         self._key = key
         self._digest = digest
         self._size_bytes = size_bytes
+        self._room = room
         self._staged = staged
         self._publish = publish
         self._held = held
@@ -58,6 +62,7 @@ class Incoming(Closing):
 
         Raises:
             CorruptEntry: it cannot become the entry that was announced.
+            StoreFull: no room could be made for it.
             StoreError: it could not be written.
         """
         with self._lock:
@@ -69,6 +74,7 @@ class Incoming(Closing):
             self._verifier.feed(data)
             if before is None and (header := self._verifier.header) is not None:
                 self._check_header(header)
+            self._room.arrived(len(data))
             self._staged.write(data)
 
     def commit(self) -> tuple[PutStatus, Manifest]:
@@ -83,6 +89,7 @@ class Incoming(Closing):
             header, digest = self._verifier.finish()
             if digest != self._digest:
                 raise CorruptEntry(CorruptReason.DIGEST, "the bytes do not have the announced digest")
+            self._room.complete()
             return self._publish(header)
 
     def close(self) -> None:

@@ -111,7 +111,7 @@ class Service(Closing):
         self.index = index
         self.clock = clock
         self.catalog = Catalog(bucket, index, clock=clock)
-        self._admission = Admission(limits or Limits(), bucket, index, self._evict)
+        self._admission = Admission(limits or Limits(), bucket, index, self._evict, clock=clock)
         self._evicted = evicted
         self._condemned = condemned
         self._hot = _Hot(_MAX_HOT)
@@ -232,13 +232,14 @@ class Service(Closing):
             StoreError: anything else.
         """
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self._admission.reserve(size_bytes))
+            room = stack.enter_context(self._admission.reserve(size_bytes))
             staged = stack.enter_context(self.bucket.stage(blob_name(digest)))
             return Incoming(
                 key,
                 digest,
                 size_bytes,
                 max_entry_bytes=self.limits.max_entry_bytes,
+                room=room,
                 staged=staged,
                 publish=lambda header: self._publish(namespace, header, digest, size_bytes, staged),
                 held=stack.pop_all(),

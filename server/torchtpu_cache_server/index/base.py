@@ -6,19 +6,19 @@ An index is a cache of the bucket and can be rebuilt from it:
 - While `complete` is false, nothing that it says is: a rebuild or reconciliation is under way.
 - It holds one record per (namespace, key), the open generation's.
 
-Priorities are GreedyDual: an entry is worth the compile seconds that a byte of it saves, on top of the inflation, which
-is the priority of the last victim. What is used or recorded rises above what was long unused.
+What goes first is `core.eviction`'s to say, by what each entry counts for in the limits, its last use, and whether that
+came after it was published.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from torchtpu_cache_core.entry import Header
 from torchtpu_cache_core.errors import StoreUnavailable
+from torchtpu_cache_core.eviction import gain, gain_class
 from torchtpu_cache_core.manifest import Manifest
 from torchtpu_cache_core.names import Digest, Key, KeyPrefix, Namespace
 from torchtpu_cache_core.store import EntryInfo
@@ -26,9 +26,6 @@ from torchtpu_cache_core.stores.listing import target_name
 from torchtpu_cache_core.stores.reading import BLOCK_BYTES, rounded_bytes
 
 EntryName = tuple[Namespace, Key]
-
-MAX_WORTH_SECONDS: Final = 86_400.0
-"""What a writer claims beyond a day of compiling buys no longer stay."""
 
 
 class IndexCorrupt(StoreUnavailable):
@@ -66,6 +63,9 @@ class Record:
     def charged_bytes(self) -> int:
         return charged_bytes(self.manifest.size_bytes)
 
+    def gain_class(self, *, used_again: bool) -> int:
+        return gain_class(gain(self.compile_seconds, self.charged_bytes, used_again=used_again))
+
     def info(self) -> EntryInfo:
         return EntryInfo(
             key=self.manifest.key,
@@ -85,11 +85,6 @@ def charged_bytes(size_bytes: int) -> int:
     A blob that two entries share counts for each of them: limits err on the side of room.
     """
     return rounded_bytes(size_bytes) + BLOCK_BYTES
-
-
-def worth(compile_seconds: float, size_bytes: int) -> float:
-    """Compile seconds that a megabyte of an entry saves; finite whatever its writer claimed."""
-    return min(compile_seconds, MAX_WORTH_SECONDS) / max(size_bytes, 1) * 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +148,8 @@ class Index(abc.ABC):
         """How many records name this blob."""
 
     @abc.abstractmethod
-    def victims(self, limit: int) -> list[Record]:
-        """What should be evicted first, never what is pinned."""
-
-    @abc.abstractmethod
-    def inflate(self, evicted: Iterable[Record]) -> None:
-        """Lifts the inflation to the worth that just had to go; call it before the victims are removed."""
+    def victims(self, limit: int, now_seconds: float) -> list[Record]:
+        """What should be evicted first, the least worth first, as far as classes of gain tell; never what is pinned."""
 
     @abc.abstractmethod
     def totals(self, namespace: Namespace | None = None) -> IndexTotals:

@@ -8,15 +8,17 @@ old copy. Note and file hold the same random token; a copy of the file alone mee
 from __future__ import annotations
 
 import contextlib
+import heapq
 import os
 import secrets
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from torchtpu_cache_core.errors import CacheError, FailureKind, StoreError, StoreFull, StoreUnavailable
+from torchtpu_cache_core.eviction import AGAIN_SECONDS, is_used_again, least_gain, worth
 from torchtpu_cache_core.manifest import Manifest
 from torchtpu_cache_core.names import Digest, Key, KeyPrefix, Namespace
 from torchtpu_cache_core.stores.failures import translated
@@ -26,35 +28,8 @@ from torchtpu_cache_server.index.base import (
     IndexCorrupt,
     IndexTotals,
     Record,
-    worth,
 )
-
-_MIGRATIONS: Final = (
-    """
-    CREATE TABLE entries (
-        namespace TEXT NOT NULL,
-        key TEXT NOT NULL,
-        manifest BLOB NOT NULL,
-        digest TEXT NOT NULL,
-        size_bytes INTEGER NOT NULL,
-        charged_bytes INTEGER NOT NULL,
-        executable_bytes INTEGER NOT NULL,
-        compile_seconds REAL NOT NULL,
-        created_seconds REAL NOT NULL,
-        accessed_seconds REAL NOT NULL,
-        target_name TEXT NOT NULL,
-        pinned INTEGER NOT NULL,
-        worth REAL NOT NULL,
-        priority REAL NOT NULL,
-        PRIMARY KEY (namespace, key)
-    ) WITHOUT ROWID;
-    CREATE INDEX entries_by_priority ON entries (priority) WHERE pinned = 0;
-    CREATE INDEX entries_by_digest ON entries (digest);
-    CREATE TABLE facts (name TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID;
-    INSERT INTO facts VALUES ('complete', 0), ('inflation', 0.0), ('checks', 0);
-    """,
-)
-"""Script n brings `user_version` from n to n + 1."""
+from torchtpu_cache_server.index.schema import CLASSES, SCHEMA, VERSION
 
 _COLUMNS: Final = "manifest, executable_bytes, compile_seconds, created_seconds, accessed_seconds, target_name, pinned"
 _DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
@@ -92,7 +67,7 @@ class SqliteIndex(Index):
         self._writer = self._connect()
         try:
             with _guarded():
-                self._migrate()
+                self._make()
                 self._complete = token != "" and self._fact("complete") == token
                 row = self._writer.execute("SELECT count(*), total(charged_bytes) FROM entries").fetchone()
                 self._totals = IndexTotals(row[0], int(row[1]))
@@ -133,13 +108,13 @@ class SqliteIndex(Index):
                 raise
             return connection
 
-    def _migrate(self) -> None:
+    def _make(self) -> None:
         version = self._writer.execute("PRAGMA user_version").fetchone()[0]
-        if version > len(_MIGRATIONS):
+        if version > VERSION:
             raise IndexCorrupt("the index was written by a newer version of the service")
-        for number in range(version, len(_MIGRATIONS)):
+        if version < VERSION:
             # executescript ends an open transaction first, so the script brings its own.
-            self._writer.executescript(f"BEGIN; {_MIGRATIONS[number]} PRAGMA user_version = {number + 1}; COMMIT;")
+            self._writer.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
 
     def _fact(self, name: str) -> Any:
         return self._writer.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()[0]
@@ -211,15 +186,14 @@ class SqliteIndex(Index):
 
     def record(self, record: Record) -> None:
         manifest = record.manifest
-        value = worth(record.compile_seconds, manifest.size_bytes)
         with self._writing() as connection:
             old = connection.execute(
                 "SELECT charged_bytes, accessed_seconds, pinned FROM entries WHERE namespace = ? AND key = ?",
                 record.name,
             ).fetchone()
+            accessed_seconds = max(record.accessed_seconds, old[1] if old else 0.0)
             connection.execute(
-                "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,"
-                " ? + (SELECT value FROM facts WHERE name = 'inflation'))",
+                "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     *record.name,
                     manifest.to_bytes(),
@@ -229,11 +203,12 @@ class SqliteIndex(Index):
                     record.executable_bytes,
                     record.compile_seconds,
                     record.created_seconds,
-                    max(record.accessed_seconds, old[1] if old else 0.0),
+                    accessed_seconds,
                     record.target_name,
                     int(record.pinned or bool(old and old[2])),
-                    value,
-                    value,
+                    manifest.created_seconds + AGAIN_SECONDS,
+                    record.gain_class(used_again=True),
+                    record.gain_class(used_again=is_used_again(manifest.created_seconds, accessed_seconds)),
                 ),
             )
             self._count(0 if old else 1, record.charged_bytes - (old[0] if old else 0))
@@ -254,9 +229,9 @@ class SqliteIndex(Index):
     def touch(self, accessed: Mapping[EntryName, float]) -> None:
         with self._writing() as connection:
             connection.executemany(
-                "UPDATE entries SET accessed_seconds = max(accessed_seconds, ?),"
-                " priority = max(priority, worth + (SELECT value FROM facts WHERE name = 'inflation'))"
-                " WHERE namespace = ? AND key = ?",
+                "UPDATE entries SET accessed_seconds = max(accessed_seconds, ?1),"
+                " gain_class = iif(?1 >= used_again_seconds, class_used_again, gain_class)"
+                " WHERE namespace = ?2 AND key = ?3",
                 [(seconds, *name) for name, seconds in accessed.items()],
             )
 
@@ -299,21 +274,26 @@ class SqliteIndex(Index):
         with self._reading() as connection:
             return int(connection.execute("SELECT count(*) FROM entries WHERE digest = ?", (digest,)).fetchone()[0])
 
-    def victims(self, limit: int) -> list[Record]:
+    def victims(self, limit: int, now_seconds: float) -> list[Record]:
+        candidates: list[tuple[float, float, str, str]] = []
         with self._reading() as connection:
-            rows = connection.execute(
-                f"SELECT {_COLUMNS} FROM entries WHERE pinned = 0 ORDER BY priority LIMIT ?",  # noqa: S608
-                (limit,),
-            ).fetchall()
-        return [_record(row) for row in rows]
-
-    def inflate(self, evicted: Iterable[Record]) -> None:
-        with self._writing() as connection:
-            connection.executemany(
-                "UPDATE facts SET value = max(value, coalesce("
-                "(SELECT priority FROM entries WHERE namespace = ? AND key = ?), 0.0)) WHERE name = 'inflation'",
-                [record.name for record in evicted],
-            )
+            for (number,) in connection.execute(CLASSES).fetchall():
+                candidates += [
+                    (worth(least_gain(number), accessed, now_seconds), accessed, *name)
+                    for accessed, *name in connection.execute(
+                        "SELECT accessed_seconds, namespace, key FROM entries"
+                        " WHERE pinned = 0 AND gain_class = ? ORDER BY accessed_seconds LIMIT ?",
+                        (number, limit),
+                    )
+                ]
+            rows = [
+                connection.execute(
+                    f"SELECT {_COLUMNS} FROM entries WHERE namespace = ? AND key = ?",  # noqa: S608 - constant columns
+                    name,
+                ).fetchone()
+                for _, _, *name in heapq.nsmallest(limit, candidates)
+            ]
+        return [_record(row) for row in rows if row is not None]
 
     def totals(self, namespace: Namespace | None = None) -> IndexTotals:
         if namespace is None:

@@ -17,6 +17,7 @@ from torchtpu_cache_core.eviction import (
     gain,
     gain_class,
     is_used_again,
+    least_gain,
     worth,
     worth_of,
 )
@@ -129,6 +130,7 @@ def test_gains_of_a_class_are_alike_and_classes_in_order(
     one = gain(cost, size, used_again=again)
     other = gain(other_cost, other_size, used_again=not again)
     assert 0 < one < 100
+    assert least_gain(gain_class(one)) <= one * (1 + 1e-9)
     if gain_class(one) == gain_class(other) > LEAST_CLASS:
         assert one / other == pytest.approx(1, rel=math.sqrt(2) - 1 + 1e-9)
     if one < other:

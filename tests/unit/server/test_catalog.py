@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import shutil
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.faultybucket import FaultyBucketFiles
+from torchtpu_cache_core.entry import Entry
 from torchtpu_cache_core.errors import CorruptEntry, EntryTooLarge, StoreError, StoreFull, StoreUnavailable
 from torchtpu_cache_core.names import DEFAULT_NAMESPACE, Namespace
 from torchtpu_cache_core.store import PutStatus
@@ -247,16 +249,57 @@ def test_room_is_made_and_bounded(tmp_path: Path) -> None:
         assert service.stats().entries == 3
         assert len(evicted) == 7
 
-        def arriving(name: str) -> Incoming:
-            entry = entry_for(name)
-            return service.receive(DEFAULT_NAMESPACE, entry.key, entry.digest, entry.size_bytes)
 
-        with arriving("first"), arriving("second"), arriving("third"):
-            assert service.stats().entries == 0
+def _arriving(service: Service, entry: Entry) -> Incoming:
+    return service.receive(DEFAULT_NAMESPACE, entry.key, entry.digest, entry.size_bytes)
+
+
+def test_what_is_only_announced_evicts_nothing(tmp_path: Path) -> None:
+    with _open(tmp_path / "data", limit_bytes=100_000) as service:
+        assert reconcile(service)
+        kept = [entry_for(f"kept {i}", size_bytes=20_000) for i in range(3)]
+        for entry in kept:
+            service.put(DEFAULT_NAMESPACE, entry)
+        large = entry_for("large", size_bytes=60_000)
+        with _arriving(service, large), _arriving(service, entry_for("never sent", size_bytes=90_000)):
+            assert service.stats().entries == 3
+        with _arriving(service, large) as incoming:
+            incoming.feed(large.buffer[:9000])
+            assert service.stats().entries == 3
+            incoming.feed(large.buffer[9000:40_000])
+            assert service.stats().entries == 2
+            with pytest.raises(CorruptEntry):
+                incoming.commit()
+        service.put(DEFAULT_NAMESPACE, entry_for("kept 4", size_bytes=20_000))
+        assert service.stats().entries == 3  # what the broken one had taken is given back
+
+
+def test_what_arrives_at_once_keeps_the_limit_together(tmp_path: Path) -> None:
+    with _open(tmp_path / "data", limit_entries=2) as service:
+        assert reconcile(service)
+        entries = [entry_for(f"at once {i}") for i in range(4)]
+        with contextlib.ExitStack() as stack:
+            arriving = [stack.enter_context(_arriving(service, entry)) for entry in entries]
+            for incoming, entry in zip(arriving, entries, strict=True):
+                incoming.feed(entry.buffer)
+            for number, incoming in enumerate(arriving):
+                if number < 2:
+                    assert incoming.commit()[0] is PutStatus.CREATED
+                    incoming.close()
+            assert service.stats().entries == 2
+            assert arriving[2].commit()[0] is PutStatus.CREATED
+            assert service.stats().entries == 2
+
+
+def test_nothing_is_received_that_could_not_stay(tmp_path: Path) -> None:
+    with _open(tmp_path / "data", limit_entries=1) as service:
+        assert reconcile(service)
+        with _arriving(service, _ENTRY) as incoming:
+            incoming.feed(_ENTRY.buffer)
+            incoming.commit()
+            service.delete(*_NAME)
             with pytest.raises(StoreFull):
-                arriving("one too many")
-        service.index.set_complete(False)
-        service.put(DEFAULT_NAMESPACE, entry_for("while in doubt"))
+                _arriving(service, entry_for("one too many"))
 
 
 def test_no_room_while_the_index_is_in_doubt(tmp_path: Path) -> None:

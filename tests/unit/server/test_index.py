@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 from torchtpu_cache_core.errors import StoreError, StoreUnavailable
 from torchtpu_cache_core.manifest import Manifest
 from torchtpu_cache_core.names import Digest, Key, KeyPrefix, Namespace
-from torchtpu_cache_server.index.base import IndexCorrupt, IndexTotals, Record, charged_bytes, worth
+from torchtpu_cache_server.index.base import IndexCorrupt, IndexTotals, Record, charged_bytes
 from torchtpu_cache_server.index.sqlite import SqliteIndex
 
 _NS = Namespace("default")
@@ -104,45 +105,80 @@ def test_references_count_over_namespaces(index: SqliteIndex) -> None:
     assert index.references(Digest(f"{2:064x}")) == 0
 
 
+def _victims(index: SqliteIndex, limit: int, now_seconds: float) -> list[Key]:
+    return [record.manifest.key for record in index.victims(limit, now_seconds)]
+
+
 def test_victims_save_the_least_per_byte(index: SqliteIndex) -> None:
     index.record(_record(1, seconds=100.0))
     index.record(_record(2, seconds=1.0))
     index.record(_record(3, seconds=1.0, size=100_000))
     index.record(_record(4, seconds=0.0, pinned=True))
-    assert [r.manifest.key for r in index.victims(9)] == [_key(3), _key(2), _key(1)]
+    index.record(_record(5, seconds=0.0))
+    assert _victims(index, 9, 10.0) == [_key(5), _key(3), _key(2), _key(1)]
+    assert _victims(index, 2, 10.0) == [_key(5), _key(3)]
+    assert _victims(index, 0, 10.0) == []
 
 
-def test_what_was_long_unused_is_overtaken(index: SqliteIndex) -> None:
-    """A dear entry that nobody uses goes in the end, though only cheap ones come in: that is what inflation is for."""
-    index.record(_record(0, seconds=20.0))
-    for i in range(1, 200):
-        index.record(_record(i, seconds=1.0))
-        if index.totals().entries <= 5:
-            continue
-        [victim] = index.victims(1)
-        index.inflate([victim])
+def test_of_equals_the_longest_unused_goes_first(index: SqliteIndex) -> None:
+    for i in range(9):
+        index.record(_record(i, seconds=1.0 if i % 2 else 0.0, accessed_seconds=float((i * 5) % 9)))
+    free, dear = ([k for k in range(9) if k % 2 == odd] for odd in (0, 1))
+    by_use = [sorted(keys, key=lambda k: (k * 5) % 9) for keys in (free, dear)]
+    assert _victims(index, 9, 10.0) == [_key(k) for k in (*by_use[0], *by_use[1])]
+    assert _victims(index, 3, 10.0) == [_key(k) for k in by_use[0][:3]]
+
+
+def test_what_is_long_unused_is_overtaken(index: SqliteIndex) -> None:
+    """A dear entry that nobody uses goes in the end, though only cheap ones come in."""
+    index.record(_record(0, seconds=20.0, accessed_seconds=61.0))
+    for hours in range(1, 50):
+        index.record(_record(hours, seconds=1.0, accessed_seconds=hours * 3600.0))
+        [victim] = index.victims(1, hours * 3600.0)
         index.remove(*victim.name)
         if victim.manifest.key == _key(0):
             break
-    else:
-        pytest.fail("the unused entry stayed for ever")
-    assert 50 < i < 150  # twenty times the worth: about twenty turnovers of five entries
+    assert 15 <= hours <= 29  # twenty times the gain, told within a factor of the square root of two
 
 
 def test_a_use_rescues(index: SqliteIndex) -> None:
     for i in range(3):
         index.record(_record(i))
-    index.inflate([_record(0)])
-    index.touch({(_NS, _key(0)): 99.0, (_NS, _key(77)): 99.0})
-    assert [r.manifest.key for r in index.victims(3)][-1] == _key(0)
+    index.touch({(_NS, _key(0)): 9999.0, (_NS, _key(77)): 9999.0})
+    assert _victims(index, 3, 9999.0)[-1] == _key(0)
     found = index.lookup(_NS, _key(0))
     assert found is not None
-    assert found.accessed_seconds == 99.0
+    assert found.accessed_seconds == 9999.0
 
 
-def test_claims_buy_no_eternity() -> None:
-    assert worth(1e9, 1000) == worth(86_400.0, 1000)
-    assert worth(1.0, 0) < float("inf")
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_first_use_a_minute_after_the_store_counts_four_times(index: SqliteIndex, replaced: bool) -> None:
+    index.record(_record(0, seconds=1.0, accessed_seconds=3.0))
+    index.record(_record(1, seconds=3.0, accessed_seconds=3.0))
+    assert _victims(index, 1, 70.0) == [_key(0)]
+    index.touch({(_NS, _key(0)): 59.0})
+    assert _victims(index, 1, 70.0) == [_key(0)]
+    index.touch({(_NS, _key(0)): 61.0})
+    if replaced:
+        index.record(_record(0, seconds=1.0, accessed_seconds=3.0))
+    assert _victims(index, 1, 70.0) == [_key(1)]
+    index.touch({(_NS, _key(0)): 5.0})
+    assert _victims(index, 1, 70.0) == [_key(1)]
+
+
+def test_an_index_of_an_older_version_begins_anew(path: Path) -> None:
+    index = SqliteIndex(path)
+    index.record(_record(1))
+    index.set_complete(True)
+    index.close()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version = 1")
+        connection.execute("ALTER TABLE entries DROP COLUMN class_used_again")
+    index = SqliteIndex(path)
+    assert (index.complete, index.totals()) == (False, IndexTotals(0, 0))
+    index.record(_record(1))
+    assert _victims(index, 1, 1.0) == [_key(1)]
+    index.close()
 
 
 def test_complete_survives_only_a_clean_end(path: Path) -> None:
