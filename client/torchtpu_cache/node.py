@@ -277,8 +277,10 @@ class Node:
                 entry
             ):
                 add = partial(self._spool.add, entry, durable=False)  # the disk tier still has it
-                if self._later is None or not self._later.do(add, entry.size_bytes):
+                if self._later is None:
                     add()
+                else:
+                    self._later.do(add, entry.size_bytes)  # where too much waits, the next hit offers it again
         except Exception:
             _log.exception("an entry could not be offered to the remote")
             self.counters.not_published("internal")
@@ -333,7 +335,11 @@ class Node:
         if self._later is None:
             work()
         elif not self._later.do(work, held_bytes, slowly=publication.cheap):
-            self._store(publication, to_disk=not publication.cheap)
+            if publication.cheap:
+                self._store(publication, to_disk=False)
+            else:
+                with self._tiers.waiting_for_disk() as is_quick:
+                    self._store(publication, to_disk=is_quick)
         return publication
 
     def _store(self, publication: Publication, *, to_disk: bool = True) -> None:
@@ -341,7 +347,7 @@ class Node:
         key = publication.keyed.key
         try:
             if self._fresh.get(key) is publication:
-                self._store_packed(publication.entry(), to_disk=to_disk, upload=not publication.cheap)
+                self._store_packed(publication.entry(), to_disk=to_disk, upload=to_disk and not publication.cheap)
         except (StoreError, InvalidRequest, MemoryError) as error:
             _log.warning("a compiled executable could not be packed: %s", error)
             self.counters.not_published("unpackable")

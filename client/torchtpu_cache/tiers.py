@@ -5,6 +5,7 @@ No fault of a tier leaves this module: a backend's failure is a failure in the c
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from functools import partial
 
 from torchtpu_cache.breaker import BreakerOpen
 from torchtpu_cache.counters import Counters, Tier
-from torchtpu_cache.gate import RemoteGate
+from torchtpu_cache.gate import Credit, RemoteGate
 from torchtpu_cache.later import Later
 from torchtpu_cache.result import Result
 from torchtpu_cache.sparing import SparingLog
@@ -67,6 +68,7 @@ class Tiers:
         self._clock = clock
         self._later = later
         self._gate = RemoteGate(clock)
+        self._credits = {Tier.DISK: Credit(), Tier.REMOTE: Credit()}
         self._sparing = SparingLog(_log, clock)
 
     def find(self, resolved: Keyed, use: Use) -> Result | None:
@@ -88,15 +90,28 @@ class Tiers:
 
     def _asked(self, resolved: Keyed) -> Iterator[_Tiered]:
         for tiered in self._tiers:
-            refusal = self._gate.refusal(resolved.program_bytes) if tiered.tier is Tier.REMOTE else None
-            if refusal is not None:
-                self._counters.skipped(tiered.tier, refusal)
+            credit = self._credits.get(tiered.tier)
+            if credit is not None and credit.used_up:
+                self._counters.skipped(tiered.tier, "slow")
+            elif tiered.tier is Tier.REMOTE and self._gate.closed(resolved.program_bytes):
+                self._counters.skipped(tiered.tier, "cheap_compiles")
             else:
                 yield tiered
 
     def _get(self, tiered: _Tiered, resolved: Keyed) -> Stored | None:
         """What the tier has, checked against the request; a failure is counted, and reads as nothing."""
         asked = self._clock.monotonic()
+        stored = self._checked(tiered, resolved, asked)
+        credit = self._credits.get(tiered.tier)
+        if credit is not None:
+            seconds = self._clock.monotonic() - asked
+            if stored is None:
+                credit.waited(seconds)
+            else:
+                credit.hit(seconds, stored.entry.header.compile_seconds)
+        return stored
+
+    def _checked(self, tiered: _Tiered, resolved: Keyed, asked: float) -> Stored | None:
         try:
             stored = tiered.store.get(resolved.key)
             if stored is None:
@@ -105,8 +120,6 @@ class Tiers:
                     self._gate.round_trip(self._clock.monotonic() - asked)
                 return None
             stored.entry.check(resolved.key, resolved.components)
-            if tiered.tier is Tier.REMOTE:
-                self._gate.hit(self._clock.monotonic() - asked, stored.entry.header.compile_seconds)
             return stored
         except CorruptEntry as error:
             self._set_aside(tiered, resolved.key, error)
@@ -118,8 +131,6 @@ class Tiers:
         except Exception:
             _log.exception("the %s tier failed", tiered.tier)
             self._counters.failure(tiered.tier, "internal")
-        if tiered.tier is Tier.REMOTE:
-            self._gate.failed(self._clock.monotonic() - asked)
         return None
 
     def _used(self, tiered: _Tiered, stored: Stored, use: Use) -> Result | None:
@@ -155,8 +166,18 @@ class Tiers:
             self._counters.failure(tiered.tier, error.kind)
 
     def compiled(self, compile_seconds: float, program_bytes: int) -> None:
-        """A program of this size took this long: what that says of asking the remote for the next."""
+        """A program of this size took this long: what that says of asking a tier for the next."""
         self._gate.compiled(compile_seconds, program_bytes)
+        for credit in self._credits.values():
+            credit.compiled(compile_seconds)
+
+    @contextlib.contextmanager
+    def waiting_for_disk(self) -> Iterator[bool]:
+        """A write that its caller waits for; gives whether the disk is quick enough for that."""
+        credit = self._credits[Tier.DISK]
+        started = self._clock.monotonic()
+        yield not credit.used_up
+        credit.waited(self._clock.monotonic() - started)
 
     def store_here(self, entry: Entry, attestation: Attestation | None, *, to_disk: bool = True) -> None:
         """Keeps what was compiled in memory and on disk."""
@@ -169,9 +190,10 @@ class Tiers:
     def _bring_nearer(self, tiered: _Tiered, stored: Stored) -> None:
         """Keeps what a farther tier had. Its caller need not wait for the disk: the farther tier still has it."""
         keep = partial(self._keep, tiered, stored.entry, stored.attestation)
-        if tiered.tier is Tier.DISK and self._later is not None and self._later.do(keep, stored.entry.size_bytes):
-            return
-        keep()
+        if tiered.tier is not Tier.DISK or self._later is None:
+            keep()
+        elif not self._later.do(keep, stored.entry.size_bytes):
+            self._counters.skipped(Tier.DISK, "busy")
 
     def _keep(self, tiered: _Tiered, entry: Entry, attestation: Attestation | None) -> None:
         """Stores an entry in a local tier; a failure is counted and costs nothing else."""
