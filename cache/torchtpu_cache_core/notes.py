@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import tempfile
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,9 @@ from typing import Any, Final
 
 from torchtpu_cache_core.regular import open_regular
 
-TEMP_PREFIX: Final = ".note-"
-"""Begins the names of files being written; one that its writer left behind is the folder's owner's to collect."""
+_TEMP_PREFIX: Final = ".note-"
+_TEMP_SECONDS: Final = 3600.0
+"""A file being written that is older than this was left behind by a writer that died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ def read_note(path: Path, max_bytes: int) -> Note | None:
 def write_note(path: Path, value: object, max_bytes: int) -> bool:
     """Puts a note at `path`, in a folder that is made with mode 0700 where it is absent; False where that failed.
 
+    Removes what dead writers left in the folder.
+
     Args:
         value: what JSON can hold. One that would be over `max_bytes` is not written.
     """
@@ -62,7 +66,7 @@ def write_note(path: Path, value: object, max_bytes: int) -> bool:
         return False
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd, temp = tempfile.mkstemp(dir=path.parent, prefix=TEMP_PREFIX)
+        fd, temp = tempfile.mkstemp(dir=path.parent, prefix=_TEMP_PREFIX)
         try:
             with os.fdopen(fd, "wb") as file:
                 file.write(raw)
@@ -74,4 +78,14 @@ def write_note(path: Path, value: object, max_bytes: int) -> bool:
             raise
     except OSError:
         return False
+    _collect(path.parent)
     return True
+
+
+def _collect(folder: Path) -> None:
+    with suppress(OSError), os.scandir(folder) as found:
+        for entry in found:
+            if entry.name.startswith(_TEMP_PREFIX):
+                with suppress(OSError):  # another process collects too
+                    if time.time() - entry.stat(follow_symlinks=False).st_mtime > _TEMP_SECONDS:
+                        Path(entry.path).unlink()

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from torchtpu_cache_core.clock import SYSTEM_CLOCK, Clock
-from torchtpu_cache_core.notes import TEMP_PREFIX, read_note, write_note
+from torchtpu_cache_core.notes import read_note, write_note
 
 ALIAS_VERSION: Final = 1
 _MAX_ALIAS_BYTES: Final = 256 << 10
 _SHARDS: Final = 256
 _PRUNE_EVERY: Final = 16
 _REFRESH_SECONDS: Final = 86_400.0
-_TEMP_SECONDS: Final = 3600.0
 
 
 def alias_name(*parts: str) -> str:
@@ -76,17 +75,13 @@ class AliasStore:
         return self._folder / name[:2] / name
 
     def _prune(self, shard: Path) -> None:
-        """Removes the oldest aliases over the limit of one shard, and what dead writers left in it."""
+        """Removes the oldest aliases over the limit of one shard."""
         aliases: list[tuple[float, str]] = []
         now = self._clock.time()
         for entry in os.scandir(shard):
             with suppress(OSError):
-                age_seconds = now - entry.stat(follow_symlinks=False).st_mtime
-                if entry.name.startswith(TEMP_PREFIX):
-                    if age_seconds > _TEMP_SECONDS:
-                        Path(entry.path).unlink()
-                elif len(entry.name) == 64:
-                    aliases.append((age_seconds, entry.path))
+                if len(entry.name) == 64:
+                    aliases.append((now - entry.stat(follow_symlinks=False).st_mtime, entry.path))
         aliases.sort()
         for _, path in aliases[self._max_per_shard :]:
             with suppress(OSError):

@@ -15,6 +15,8 @@ from torchtpu_cache_core.stores.failures import translated
 
 MACHINE_KEY_BYTES: Final = 32
 _NAME: Final = "machine.key"
+_TEMP_PREFIX: Final = f".{_NAME}-"
+_ATTEMPTS: Final = 4
 
 
 def machine_key(root: Path) -> bytes:
@@ -28,22 +30,15 @@ def machine_key(root: Path) -> bytes:
     """
     path = root / _NAME
     with translated("the machine's key could not be read or made"):
-        key = _read(path)
-        if key is None:
+        for _ in range(_ATTEMPTS):
+            key = _read(path)
+            if key is not None and len(key) == MACHINE_KEY_BYTES:
+                return key
             ensure_private_dir(root)
-            key = _made(path)
-        if len(key) != MACHINE_KEY_BYTES:
-            _write(path, replaces=True)
-            key = _read(path) or b""
-    if len(key) != MACHINE_KEY_BYTES:
-        raise StoreRefused(f"{path} changes while it is read; remove it")
-    return key
-
-
-def _made(path: Path) -> bytes:
-    with contextlib.suppress(FileExistsError):  # another process was quicker: its key counts
-        _write(path, replaces=False)
-    return _read(path) or b""
+            # Another process was quicker, and its key counts; or it took our temporary file for a dead writer's.
+            with contextlib.suppress(FileExistsError, FileNotFoundError):
+                _write(path, replaces=key is not None)
+    raise StoreRefused(f"{path} changes while it is read; remove it")
 
 
 def _read(path: Path) -> bytes | None:
@@ -57,13 +52,15 @@ def _read(path: Path) -> bytes | None:
             raise StoreRefused(
                 f"{path} must be a file that only you can read; remove it, and a new one is made", FailureKind.FORBIDDEN
             )
+        if status.st_nlink > 1:
+            _collect(path.parent)  # its writer died before it could take the other name away
         return os.read(fd, MACHINE_KEY_BYTES + 1)
     finally:
         os.close(fd)
 
 
 def _write(path: Path, *, replaces: bool) -> None:
-    temp = path.with_name(f".{_NAME}-{secrets.token_hex(8)}")
+    temp = path.with_name(f"{_TEMP_PREFIX}{secrets.token_hex(8)}")
     fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         os.write(fd, secrets.token_bytes(MACHINE_KEY_BYTES))
@@ -72,6 +69,14 @@ def _write(path: Path, *, replaces: bool) -> None:
             temp.replace(path)
         else:
             path.hardlink_to(temp)
+        _collect(path.parent)
     finally:
         os.close(fd)
         temp.unlink(missing_ok=True)
+
+
+def _collect(root: Path) -> None:
+    """Removes what dead writers left. A living one that loses its temporary file so tries again."""
+    for temp in root.glob(f"{_TEMP_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            temp.unlink()

@@ -120,9 +120,6 @@ def test_the_oldest_go(tmp_path: Path) -> None:
     for age, name in enumerate(reversed(names)):
         store.put(name, {})
         os.utime(tmp_path / "ab" / name, (clock.seconds - 1000 + age, clock.seconds - 1000 + age))
-    abandoned = tmp_path / "ab" / ".note-dead"
-    abandoned.write_text("")
-    os.utime(abandoned, (clock.seconds - 10_000, clock.seconds - 10_000))
     clock.seconds += 1
     store.put("ab00" + "f" * 60, {})  # names whose third and fourth digits divide by sixteen prune their shard
     kept = {path.name for path in (tmp_path / "ab").iterdir()}

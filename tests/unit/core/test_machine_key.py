@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -36,6 +37,34 @@ def test_a_key_of_another_length_is_replaced(tmp_path: Path, size: int) -> None:
     key = machine_key(tmp_path)
     assert len(key) == 32
     assert machine_key(tmp_path) == key
+
+
+def test_what_dead_writers_left_goes(tmp_path: Path) -> None:
+    """One died before its key had a name, another after it, a third while it replaced a bad one."""
+    (tmp_path / ".machine.key-0123456789abcdef").write_bytes(b"half")
+    key = machine_key(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["machine.key"]
+    (tmp_path / ".machine.key-1123456789abcdef").hardlink_to(tmp_path / "machine.key")
+    assert machine_key(tmp_path) == key
+    assert [path.name for path in tmp_path.iterdir()] == ["machine.key"]
+    (tmp_path / "machine.key").write_bytes(b"")
+    (tmp_path / ".machine.key-2123456789abcdef").write_bytes(b"half")
+    assert len(machine_key(tmp_path)) == 32
+    assert [path.name for path in tmp_path.iterdir()] == ["machine.key"]
+
+
+def test_a_living_writer_whose_file_was_taken_away_tries_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsync, taken = os.fsync, []
+
+    def take_away(fd: int) -> None:
+        fsync(fd)
+        if not taken:
+            taken.extend(tmp_path.glob(".machine.key-*"))
+            taken[0].unlink()
+
+    monkeypatch.setattr(os, "fsync", take_away)
+    assert machine_key(tmp_path) == (tmp_path / "machine.key").read_bytes()
+    assert len(taken) == 1
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
