@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from torchtpu_cache_core.clock import Clock
@@ -46,6 +47,21 @@ _log = logging.getLogger(__name__)
 _CHUNK_BYTES: Final = 1 << 20
 _MAX_TRIES: Final = 8
 """Names that something foreign occupies are passed over, but not for ever."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Generations:
+    """What the bucket holds of a key.
+
+    Args:
+        highest: open or closed; 0 for none.
+        open: the open one.
+        superseded: manifests and tombstones that a later tombstone has made void.
+    """
+
+    highest: int
+    open: int | None
+    superseded: list[ObjectName]
 
 
 class Catalog:
@@ -93,7 +109,7 @@ class Catalog:
                     return record
             except StoreError as error:
                 self.doubt_index(error)
-        if self._generations(namespace, key)[1] is None:
+        if self._generations(namespace, key).open is None:
             return None
         with self._entries.hold((namespace, key)):
             return self._synchronised(namespace, key)
@@ -204,19 +220,17 @@ class Catalog:
                 previous = name
                 yield name
 
-    def _generations(self, namespace: Namespace, key: Key) -> tuple[int, int | None]:
-        """The highest generation of a key, open or closed (0 for none), and the open one."""
-        highest_open = highest_dead = 0
-        for found in self._bucket.list(key_prefix(namespace, key)):
-            generation = parse_generation(found.name)
-            if generation is None:
-                continue
-            if generation.dead:
-                highest_dead = max(highest_dead, generation.number)
-            else:
-                highest_open = max(highest_open, generation.number)
-        is_open = highest_open > highest_dead
-        return max(highest_open, highest_dead), highest_open if is_open else None
+    def _generations(self, namespace: Namespace, key: Key) -> _Generations:
+        found = {info.name: parse_generation(info.name) for info in self._bucket.list(key_prefix(namespace, key))}
+        known = [(name, generation) for name, generation in found.items() if generation is not None]
+        closed = max((each.number for _, each in known if each.dead), default=0)
+        highest = max((each.number for _, each in known), default=0)
+        return _Generations(
+            highest=highest,
+            open=highest if highest > closed else None,
+            # The highest tombstone closes all generations before it, so one per key is enough.
+            superseded=[n for n, each in known if each.number < closed or (each.number == closed and not each.dead)],
+        )
 
     def _synchronised(self, namespace: Namespace, key: Key, *, trust_index: bool = True) -> Record | None:
         """The open entry as the bucket has it, with the index brought in line. Under the entry's lock.
@@ -231,7 +245,9 @@ class Catalog:
             self.doubt_index(error)
         if known is not None and trust_index and self._index.complete:
             return known
-        number = self._generations(namespace, key)[1]
+        generations = self._generations(namespace, key)
+        self._remove(generations.superseded)  # what a close that was killed, or failed, left
+        number = generations.open
         if number is None:
             if known is not None:
                 self._forget(namespace, key)
@@ -309,7 +325,7 @@ class Catalog:
                 return False
 
     def _create_manifest(self, namespace: Namespace, key: Key, digest: Digest, size_bytes: int) -> Manifest:
-        number = self._generations(namespace, key)[0]
+        number = self._generations(namespace, key).highest
         for _ in range(_MAX_TRIES):
             number += 1
             manifest = Manifest(
@@ -346,11 +362,13 @@ class Catalog:
         note = canonical_json({"closed_seconds": float(self._clock.time()), "reason": reason})
         self._create(tombstone, note)
         self._forget(namespace, key)
-        # The highest tombstone closes all generations before it, so one per key is enough.
-        for found in self._bucket.list(key_prefix(namespace, key)):
-            generation = parse_generation(found.name)
-            if generation is not None and generation.number <= number and found.name != tombstone:
-                self._bucket.delete(found.name)
+        self._remove(self._generations(namespace, key).superseded)
+
+    def _remove(self, superseded: list[ObjectName]) -> None:
+        """Under the entry's lock. They say nothing any more, so what cannot be removed now costs only its room."""
+        with contextlib.suppress(StoreError):
+            for name in superseded:
+                self._bucket.delete(name)
 
     def _release_blob(self, digest: Digest, unused_since_seconds: float | None) -> bool:
         """Under the blob's lock. An index in doubt cannot prove that nothing names the blob."""

@@ -113,6 +113,22 @@ def test_reconciling_drops_and_adds(service: Service) -> None:
     assert service.index.complete
 
 
+@pytest.mark.parametrize("later", ["a start", "a put"])
+def test_what_a_killed_close_left_goes(service: Service, later: str) -> None:
+    """It made its tombstone, and died before it could remove the manifest and the tombstone before."""
+    service.put(DEFAULT_NAMESPACE, _ENTRY)
+    service.delete(*_NAME)
+    service.put(DEFAULT_NAMESPACE, _ENTRY)
+    service.bucket.create_bytes(tombstone_name(*_NAME, 2), b"{}")
+    service.index.set_complete(False)
+    if later == "a start":
+        reconcile(service)
+        assert _files(service) == {tombstone_name(*_NAME, 2), blob_name(_ENTRY.digest)}
+    else:
+        service.put(DEFAULT_NAMESPACE, _ENTRY)
+        assert _files(service) == {tombstone_name(*_NAME, 2), manifest_name(*_NAME, 3), blob_name(_ENTRY.digest)}
+
+
 @pytest.mark.parametrize("content", [b"", b"garbage", b"{}", b"[" * 5000, b"\xff" * 5000])
 def test_a_bad_manifest_is_closed(service: Service, content: bytes) -> None:
     service.bucket.create_bytes(manifest_name(*_NAME, 1), content)
