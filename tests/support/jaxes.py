@@ -43,14 +43,19 @@ class Machine:
         return self.folder / "cache"
 
     def run(self, script: Path, *words: str, **variables: str) -> Any:
-        """What the script prints, from JSON; its standard error is in the message where it fails."""
+        """What the script prints last, from JSON."""
+        return json.loads(self.text(script, *words, **variables).splitlines()[-1])
+
+    def text(self, script: Path, *words: str, **variables: str) -> str:
+        """What the script prints; its standard error is in the message where it fails."""
         for name in ("home", "work"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
+        paths = (variables.pop("PYTHONPATH", None), str(JOBS), os.environ.get("PYTHONPATH"))
         environ = {
             **os.environ,
             "HOME": str(self.folder / "home"),
             "JAX_PLATFORMS": "cpu",
-            "PYTHONPATH": os.pathsep.join(filter(None, (str(JOBS), os.environ.get("PYTHONPATH")))),
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "TORCHTPU_CACHE_DIR": str(self.cache),
             "TORCHTPU_CACHE_JAX": "1",
             "TORCHTPU_CACHE_REMOTE": self.remote,
@@ -67,7 +72,7 @@ class Machine:
             timeout=_SECONDS,
         )
         assert done.returncode == 0, done.stderr[-4000:]
-        return json.loads(done.stdout.splitlines()[-1])
+        return done.stdout
 
 
 def files_of(cache: Path) -> Iterator[Path]:
