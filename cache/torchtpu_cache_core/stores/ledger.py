@@ -14,8 +14,9 @@
 | 9232 | 32 | SHA-256 of all bytes before |
 
 A writer that is killed leaves its reservation behind, and other tools may delete files. So the ledger is not the truth,
-but is corrected shard by shard: each put scans one shard whose last scan is old. A scan runs without a lock, and counts
-only if the shard's change counter stood still meanwhile.
+but is corrected shard by shard: each put scans one shard whose last scan is old, and a put that would have to evict
+scans those where room has been reserved for a while. A scan runs without a lock, and counts only if the shard's change
+counter stood still meanwhile.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from typing import Final, Self
 from torchtpu_cache_core.stores.layout import SHARDS
 
 RESCAN_SECONDS: Final = 3600.0
+DOUBT_SECONDS: Final = 60.0
+"""How long a reservation counts unseen where entries would have to go for it: its writer may have died."""
+
 _MAGIC: Final = b"\x89TTCA\r\n\x1a"
 _VERSION: Final = 2
 _FORM: Final = struct.Struct(f"<8sHHI{SHARDS * 3}I{SHARDS * 2}Q{SHARDS}d")
@@ -121,6 +125,20 @@ class Ledger:
         is_due = oldest_seconds == 0.0 or not is_recent
         never = self.scanned_seconds[shard] == 0.0
         return [*([shard] if never else []), *([oldest] if is_due and oldest != shard else [])]
+
+    def doubtful(self, shard: int, now_seconds: float) -> list[int]:
+        """The shards to scan before anything is removed for a put into `shard`, which has reserved its room: those that
+        never were, and those where others have reserved room for a while."""
+        return [
+            number
+            for number in range(SHARDS)
+            if self.scanned_seconds[number] == 0.0
+            or (
+                number != shard
+                and self.reservations[number] > 0
+                and abs(now_seconds - self.scanned_seconds[number]) > DOUBT_SECONDS
+            )
+        ]
 
     def accept(self, scan: ShardScan, now_seconds: float) -> bool:
         """Takes over what a scan found, unless the shard changed meanwhile."""

@@ -101,7 +101,7 @@ class Room:
                 self._accept(ledger, scans)
                 excess = self._booked(ledger, shard, size_bytes)
         try:
-            self._keep_limits(self._counted(excess))
+            self._keep_limits(self._counted(excess, shard))
             self._keep_free_space(size_bytes)
         except BaseException:
             self.settle(shard, size_bytes, None)
@@ -160,17 +160,18 @@ class Room:
         """The ledger as it stands, without a lock."""
         return self._account.snapshot()
 
-    def _counted(self, excess: Excess) -> Excess:
-        """`excess`, if every shard has a share in it that was counted; else what is found when the others are scanned.
+    def _counted(self, excess: Excess, shard: int) -> Excess:
+        """`excess`, if all that it rests on was counted; else what is found when the rest is scanned.
 
-        Of a lost account most is an estimate, and entries are removed, or a put refused, on facts alone. It takes one
-        look at each shard, once in the life of an account.
+        Of a lost account most is an estimate, and a writer that was killed leaves its reservation; entries are removed,
+        or a put refused, on facts alone. That takes one look at each shard once in the life of an account, and one a
+        minute at those where room is reserved.
         """
         ledger = self._account.snapshot() if excess else None
-        unseen = [] if ledger is None else [n for n in range(SHARDS) if not ledger.scanned_seconds[n]]
-        if ledger is None or not unseen:
+        doubtful = [] if ledger is None else ledger.doubtful(shard, self._clock.time())
+        if ledger is None or not doubtful:
             return excess
-        scans = [self._scanned(shard, ledger.changes[shard]) for shard in unseen]
+        scans = [self._scanned(number, ledger.changes[number]) for number in doubtful]
         with self._account.changing() as shared:
             self._accept(shared, scans)
             return self._limits.excess(shared)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from support.disk_bench import Bench
 from torchtpu_cache_core.errors import StoreFull
 from torchtpu_cache_core.store import PutStatus
-from torchtpu_cache_core.stores.layout import shard_of
+from torchtpu_cache_core.stores.layout import shard_of, temp_name
 from torchtpu_cache_core.testing.entries import entry_for, key_for
 from torchtpu_cache_core.testing.faults import Fault, FaultyFiles
 
@@ -104,6 +105,36 @@ def test_reservations_of_the_dead_are_written_off(bench: Bench) -> None:
     assert store.stats().size_bytes == before.size_bytes + (1 << 20)
     store.gc()
     assert store.stats() == before
+
+
+def test_no_entry_goes_for_what_the_dead_had_reserved(bench: Bench) -> None:
+    """A job that is killed in its puts again and again would else empty the store within the hour."""
+    store = bench.open(limit_entries=20)
+    kept = [entry_for(f"kept {i}", compile_seconds=0.0) for i in range(15)]
+    for entry in kept:
+        store.put(entry)
+    for shard in range(0, 256, 10):
+        with store._room._account.changing() as ledger:
+            ledger.reserve(shard, 1 << 20)
+    bench.clock.advance(90)
+    assert store.put(_ENTRY).status is PutStatus.CREATED
+    assert all(store.contains(entry.key) for entry in kept)
+
+
+def test_room_that_the_living_have_reserved_is_theirs(bench: Bench) -> None:
+    store = bench.open(limit_entries=20)
+    for i in range(19):
+        store.put(entry_for(f"kept {i}", compile_seconds=0.0))
+    shard = (shard_of(_ENTRY.key) + 1) % 256
+    living = bench.layout.shard_dir(shard) / temp_name()
+    living.parent.mkdir(mode=0o700, exist_ok=True)
+    with living.open("wb") as written:
+        fcntl.flock(written, fcntl.LOCK_EX)
+        with store._room._account.changing() as ledger:
+            ledger.reserve(shard, 4096)
+        bench.clock.advance(90)
+        store.put(_ENTRY)
+        assert len(list(store.iterate())) == 18, "one for the new, one for the slack"
 
 
 def test_a_folder_that_cannot_be_listed_stops_no_put(bench: Bench) -> None:
