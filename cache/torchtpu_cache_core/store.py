@@ -93,6 +93,7 @@ class EntryInfo:
     Args:
         accessed_seconds: last use as the store knows it (some write it at most once a minute).
         target_name: what the header's target parts say, for people (`cpu`, `TPU v5 lite x 4`).
+        program: the program's name, for people, where a component has one; not sent over the wire.
     """
 
     key: Key
@@ -103,6 +104,7 @@ class EntryInfo:
     accessed_seconds: float
     target_name: str
     pinned: bool = False
+    program: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,12 @@ def target_name(components: Iterable[Component]) -> str:
     return (kind if count == "1" else f"{kind} x {count}")[:_MAX_SHOWN]
 
 
+def program_name(components: Iterable[Component]) -> str:
+    """What JAX calls the program (`jit_train_step`); empty where nobody gave a name."""
+    jax_key = next((component.text for component in components if component.name == "jax.key"), None)
+    return (jax_key or "").rpartition("-")[0][:_MAX_SHOWN]
+
+
 def entry_info(header: Header, *, size_bytes: int, accessed_seconds: float, pinned: bool = False) -> EntryInfo:
     """The listing of an entry.
 
@@ -36,4 +42,5 @@ def entry_info(header: Header, *, size_bytes: int, accessed_seconds: float, pinn
         accessed_seconds=accessed_seconds,
         target_name=target_name(header.components),
         pinned=pinned,
+        program=program_name(header.components),
     )

@@ -57,6 +57,7 @@ def ls(
         [
             info.key.short,
             info.target_name,
+            info.program,
             human_seconds(info.compile_seconds),
             human_bytes(info.executable_bytes),
             human_bytes(info.size_bytes),
@@ -64,8 +65,12 @@ def ls(
         ]
         for info in entries
     ]
-    columns = ["key", "target", "compile", "executable", "stored", "last used"]
-    print_table(columns, rows, right=frozenset({2, 3, 4}))
+    columns = ["key", "target", "program", "compile", "executable", "stored", "last used"]
+    if not any(info.program for info in entries):
+        columns.remove("program")
+        rows = [[*row[:2], *row[3:]] for row in rows]
+    last = len(columns) - 1
+    print_table(columns, rows, right=frozenset({last - 3, last - 2, last - 1}))
     total = sum(info.size_bytes for info in entries)
     print(f"\n{counted(len(entries), 'entry', 'entries')}, {human_bytes(total)}")
 
@@ -267,6 +272,7 @@ def _info_json(info: EntryInfo) -> dict[str, Any]:
     return {
         "key": info.key,
         "target": info.target_name,
+        "program": info.program,
         "size_bytes": info.size_bytes,
         "executable_bytes": info.executable_bytes,
         "compile_seconds": info.compile_seconds,

@@ -31,6 +31,7 @@ OK: Final = "ok"
 WARNING: Final = "warning"
 FAILED: Final = "failed"
 
+_JAX_SECONDS: Final = 60
 _TINY_MODULE: Final = (
     b"module @doctor { func.func public @main(%x: tensor<f32>) -> tensor<f32> { return %x : tensor<f32> } }"
 )
@@ -73,6 +74,7 @@ def examine(flags: dict[str, object]) -> list[Check]:
     folder = _examine_folder(settings, checks)
     checks.append(_guarded("canonicaliser", lambda: _examine_canonicaliser(settings)))
     checks.extend(_examine_compilers())
+    checks.extend(_examine_jax(settings))
     if settings.remote is None:
         checks.append(Check("remote", OK, "none is configured; programs are shared on this machine only"))
     else:
@@ -179,6 +181,40 @@ def _examine_compilers() -> list[Check]:
         else Check(f"compiler {found.kind}", WARNING, found.problem)
         for found in targets_here(os.environ)
     ]
+
+
+def _examine_jax(settings: Config) -> list[Check]:
+    """Whether an installed JAX takes the adapter: tried in a child, in a folder of its own and without the remote."""
+    import importlib.util
+    import json
+    import subprocess
+    import sys
+    import tempfile
+
+    if importlib.util.find_spec("jax") is None:
+        return []
+    with tempfile.TemporaryDirectory() as folder:
+        mine = {"TORCHTPU_CACHE": "on", "TORCHTPU_CACHE_DIR": folder, "TORCHTPU_CACHE_REMOTE": ""}
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "torchtpu_cache.jax.check"],
+                env={**os.environ, "JAX_PLATFORMS": "cpu", "TORCHTPU_CACHE_JAX": "0", **mine},
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=_JAX_SECONDS,
+            )
+        except subprocess.TimeoutExpired:
+            return [Check("jax", WARNING, f"jax did not compile a tiny program within {_JAX_SECONDS} s")]
+    try:
+        answer = json.loads(done.stdout)
+    except ValueError:
+        last = done.stderr.strip().rsplit("\n", 1)[-1]
+        return [Check("jax", WARNING, f"jax could not be tried: {last or 'it said nothing'}")]
+    if answer["problem"]:
+        return [Check("jax", WARNING, f"{answer['jax']} is not served: {answer['problem']}")]
+    asks = "jobs with it use this cache" if settings.jax else "jobs use this cache with TORCHTPU_CACHE_JAX=1"
+    return [Check("jax", OK, f"{answer['jax']} takes the adapter; {asks}")]
 
 
 def _examine_remote(settings: Config) -> Check:

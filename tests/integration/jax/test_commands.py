@@ -1,0 +1,51 @@
+"""What the commands say of JAX: doctor tries an installed one, and entries of its programs are shown like any other."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.cli import ttc
+from support.jaxes import JOBS, Machine
+
+
+def jax_check(environ: dict[str, str]) -> dict[str, str]:
+    answer = ttc("doctor", "--json", environ=environ)
+    assert answer.code == 0, answer.out
+    return next(check for check in answer.json["checks"] if check["name"] == "jax")
+
+
+def test_doctor_says_that_jax_takes_the_adapter(tmp_path: Path) -> None:
+    check = jax_check({"TORCHTPU_CACHE_JAX": "1"})
+    assert check["status"] == "ok"
+    assert "jobs with it use this cache" in check["detail"]
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("__version__ = '99'\nclass config: values = {}\n", "99 is not served: jax 99 has no jax._src.compiler"),
+        ("raise RuntimeError('made to fail')\n", "RuntimeError: made to fail"),
+        ("import os; os._exit(3)\n", "it said nothing"),
+    ],
+)
+def test_doctor_warns_of_a_jax_that_does_not(tmp_path: Path, source: str, says: str) -> None:
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax" / "__init__.py").write_text(source)
+    check = jax_check({"PYTHONPATH": str(tmp_path)})
+    assert check["status"] == "warning"
+    assert says in check["detail"]
+
+
+def test_entries_of_jax_are_listed_shown_and_verified(tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "a", sys.executable)
+    machine.run(JOBS / "job.py", "programs")
+    at = ("--cache-dir", machine.cache)
+    listed = ttc("cache", "ls", "--json", *at).json["entries"]
+    assert {entry["program"] for entry in listed} == {"jit_train", "jit_spectrum", "jit_rolled"}
+    assert "jit_train" in ttc("cache", "ls", *at).out
+    shown = ttc("cache", "show", listed[0]["key"], "--json", *at).json
+    assert (shown["executable_format"], shown["codec"]) == ("jax-cache", "raw")
+    assert ttc("cache", "verify", "--json", *at).json["entries"] == 3
