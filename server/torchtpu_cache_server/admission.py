@@ -16,6 +16,9 @@ from torchtpu_cache_server.blobs.bucket import Bucket
 from torchtpu_cache_server.index.base import Index, Record, charged_bytes
 
 MAX_EVICTIONS_PER_PUT: Final = 64
+"""Beside those that make room for the bytes themselves, if every victim were the least there can be. Without a bound, the
+first put after a limit was lowered would have to evict all that is too much."""
+
 _BATCH: Final = 8
 
 
@@ -81,7 +84,7 @@ class Admission:
         """
         self.check_size(size_bytes)
         if self._is_tight(charged_bytes(size_bytes), 1):
-            self._victims(1)
+            self._check_evictable()
         room = Room(self)
         try:
             yield room
@@ -127,18 +130,23 @@ class Admission:
         spare_bytes = min(self.limits.min_free_bytes, space.total_bytes // 20)
         return space.free_bytes - taken_bytes < spare_bytes
 
-    def _victims(self, limit: int) -> list[Record]:
+    def _check_evictable(self) -> None:
         if not self._index.complete:
             raise StoreUnavailable("the index is being rebuilt; there is no room without it", FailureKind.IO, 5.0)
+        if not self._index.totals().entries:
+            raise _full()
+
+    def _victims(self, limit: int) -> list[Record]:
+        self._check_evictable()
         victims = self._index.victims(limit, self._clock.time())
         if not victims:
-            raise StoreFull("the service is full, and nothing more can be evicted for one entry")
+            raise _full()
         return victims
 
 
 class Room:
     """What one entry has taken so far. One thread at a time. Both methods raise what `Admission.reserve` does, and
-    StoreFull when 64 entries were evicted for this one, and it is still too tight."""
+    StoreFull when as many entries were evicted as may be for this one, and it is still too tight."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
@@ -159,4 +167,9 @@ class Room:
     def _take(self, taken_bytes: int, taken_entries: int) -> None:
         self._admission.take(taken_bytes - self.taken_bytes, taken_entries - self.taken_entries)
         self.taken_bytes, self.taken_entries = taken_bytes, taken_entries
-        self._evicted += self._admission.evict(MAX_EVICTIONS_PER_PUT - self._evicted)
+        most = MAX_EVICTIONS_PER_PUT + taken_bytes // charged_bytes(0)
+        self._evicted += self._admission.evict(most - self._evicted)
+
+
+def _full() -> StoreFull:
+    return StoreFull("the service is full, and nothing more can be evicted for one entry")

@@ -380,3 +380,14 @@ def test_a_round_of_upkeep_mends_the_index_and_a_bad_one_ends_nothing(tmp_path: 
         upkeep.stop()
         upkeep.run_once()
         assert service.index.complete
+
+
+def test_a_large_entry_finds_room_among_many_small_ones(tmp_path: Path) -> None:
+    with _open(tmp_path / "data", limit_bytes=200 * 8192) as service:
+        assert reconcile(service)
+        for i in range(200):
+            service.put(DEFAULT_NAMESPACE, entry_for(f"small {i}", size_bytes=100, compile_seconds=0.0))
+        assert service.stats().entries == 200
+        large = entry_for("large", size_bytes=150 * 8192)
+        assert service.put(DEFAULT_NAMESPACE, large)[0] is PutStatus.CREATED
+        assert 45 <= service.stats().entries <= 51
