@@ -28,11 +28,28 @@ LINGER_BYTES: Final = 1 << 20
 connection, and the peer could lose the answer."""
 
 
+class _Writer:
+    """What an answer does with its transport. uvloop raises at a write to a connection that broke, and of pipelined
+    requests uvicorn tells only the last one that it did; that is no fault of the others."""
+
+    __slots__ = ("_transport", "close", "is_closing")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self.close = transport.close
+        self.is_closing = transport.is_closing
+
+    def write(self, data: bytes) -> None:
+        if not self.is_closing():
+            self._transport.write(data)
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """Answers 431, 408 and 400 with a problem, where uvicorn answers in plain text or not at all."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._writer: Any = _Writer(transport)
         self._lines_bytes = 0  # since a request or the last byte of a body: of its head, its trailers
         self._head_bytes = 0  # of those, what is parsed
         self._headers_seen = 0
@@ -86,6 +103,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._lines_bytes = self._head_bytes = 0
         self._stop_timer()
         super().on_headers_complete()
+        self.cycle.transport = self._writer
         if offers_another:
             self.cycle.keep_alive = False  # the parser takes what follows for another protocol
         if len(self.pipeline) > MAX_PIPELINED:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+import uvloop
 from uvicorn.server import ServerState
 
 from torchtpu_cache_server import protocol
@@ -149,3 +150,38 @@ def test_an_offer_of_another_protocol_is_passed_over_and_ends_the_connection() -
     assert _answers(asyncio.run(_talk(get, app=_echo))) == [200]
     # The parser would take the body for the other protocol, and not for a body.
     assert _answers(asyncio.run(_talk(_HEAD + offer + b"Content-Length: 3\r\n\r\nabc", app=_echo))) == [400]
+
+
+def test_an_answer_to_a_connection_that_broke_is_no_error() -> None:
+    """Of pipelined requests, uvicorn tells only the last one that nobody waits any more."""
+    raised: list[BaseException] = []
+
+    async def talk() -> None:
+        started, gone = asyncio.Event(), asyncio.Event()
+
+        async def late(scope: Any, receive: Any, send: Any) -> None:
+            started.set()
+            await gone.wait()
+            await asyncio.sleep(0.02)  # a write that failed has closed the handle by now
+            try:
+                await _answer(scope, receive, send)
+            except BaseException as error:
+                raised.append(error)
+
+        config = uvicorn.Config(late, http=BoundedProtocol, ws="none", lifespan="off", log_config=None)
+        config.load()
+        state = ServerState()
+        loop = asyncio.get_running_loop()
+        async with await loop.create_server(lambda: BoundedProtocol(config, state, {}), "127.0.0.1", 0) as server:
+            _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 4)
+            await started.wait()
+            writer.transport.abort()
+            gone.set()
+            async with asyncio.timeout(5.0):
+                while state.tasks:
+                    await asyncio.wait(set(state.tasks))
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(talk())
+    assert raised == []
