@@ -32,7 +32,13 @@ from torchtpu_cache_server.index.base import (
 from torchtpu_cache_server.index.schema import CLASSES, SCHEMA, VERSION
 
 _COLUMNS: Final = "manifest, executable_bytes, compile_seconds, created_seconds, accessed_seconds, target_name, pinned"
-_DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_DAMAGED: Final = frozenset(
+    {
+        *(sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB),
+        # All statements and values are ours, so a table that is not there, or a rule that we broke, is not what we made.
+        *(sqlite3.SQLITE_ERROR, sqlite3.SQLITE_SCHEMA, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH),
+    }
+)
 _BUSY_SECONDS: Final = 1.0
 """How long a lock of another program is awaited: a person's look into the file, for no process of ours shares it."""
 
@@ -117,7 +123,7 @@ class SqliteIndex(Index):
             self._writer.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
 
     def _fact(self, name: str) -> Any:
-        return self._writer.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()[0]
+        return _only(self._writer.execute("SELECT value FROM facts WHERE name = ?", (name,)))
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
@@ -331,11 +337,11 @@ class SqliteIndex(Index):
 
     def check(self) -> None:
         with self._writing() as connection:
-            written = connection.execute(
-                "UPDATE facts SET value = value + 1 WHERE name = 'checks' RETURNING value"
-            ).fetchone()[0]
+            written = _only(
+                connection.execute("UPDATE facts SET value = value + 1 WHERE name = 'checks' RETURNING value")
+            )
         with self._reading() as connection:
-            read = connection.execute("SELECT value FROM facts WHERE name = 'checks'").fetchone()[0]
+            read = _only(connection.execute("SELECT value FROM facts WHERE name = 'checks'"))
         if read < written:
             raise StoreUnavailable("the index does not give back what was written", FailureKind.IO)
 
@@ -368,6 +374,14 @@ def _guarded() -> Iterator[None]:
         if code == sqlite3.SQLITE_FULL:
             raise StoreFull("no room to write the index") from error
         raise StoreUnavailable(f"the index did not answer: {error}", FailureKind.IO) from error
+
+
+def _only(found: sqlite3.Cursor) -> Any:
+    """The one value of a statement; IndexCorrupt where there is none."""
+    row = found.fetchone()
+    if row is None:
+        raise IndexCorrupt("the index lacks what every index has")
+    return row[0]
 
 
 def _sync(folder: Path) -> None:

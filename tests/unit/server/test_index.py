@@ -250,6 +250,29 @@ def test_a_file_of_a_newer_version_is_set_aside(path: Path) -> None:
     assert path.with_name("index.sqlite.damaged").exists()
 
 
+@pytest.mark.parametrize("damage", ["DROP TABLE entries", "DROP TABLE facts", "DELETE FROM facts"])
+def test_a_file_without_its_tables_is_set_aside(path: Path, damage: str) -> None:
+    """A damaged page may hold nothing but a table's name."""
+    index = SqliteIndex(path)
+    index.set_complete(True)
+    index.close()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript(damage)
+    index = SqliteIndex(path)
+    assert not index.complete
+    index.record(_record(1))
+    assert index.lookup(_NS, _key(1)) == _record(1)
+    index.check()
+    index._writer.execute(damage)
+    with pytest.raises(IndexCorrupt):
+        index.check()
+        index.record(_record(2))
+    index.reset()
+    index.check()
+    index.close()
+    assert path.with_name("index.sqlite.damaged").exists()
+
+
 def test_damage_while_open_is_told_and_mended(index: SqliteIndex, path: Path) -> None:
     index.set_complete(True)
     index.record(_record(1))
