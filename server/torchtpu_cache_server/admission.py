@@ -16,8 +16,8 @@ from torchtpu_cache_server.blobs.bucket import Bucket
 from torchtpu_cache_server.index.base import Index, Record, charged_bytes
 
 MAX_EVICTIONS_PER_PUT: Final = 64
-"""Beside those that make room for the bytes themselves, if every victim were the least there can be. Without a bound, the
-first put after a limit was lowered would have to evict all that is too much."""
+"""Beside those that make room for the bytes themselves, if every victim were the least there can be. Without a bound,
+the first put after a limit was lowered would have to evict all that is too much."""
 
 _BATCH: Final = 8
 
