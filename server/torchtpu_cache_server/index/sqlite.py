@@ -35,7 +35,7 @@ _COLUMNS: Final = "manifest, executable_bytes, compile_seconds, created_seconds,
 _DAMAGED: Final = frozenset(
     {
         *(sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB),
-        # All statements and values are ours, so a table that is not there, or a rule that we broke, is not what we made.
+        # All statements and values are ours, so a table that is not there, or a rule that is broken, is not our doing.
         *(sqlite3.SQLITE_ERROR, sqlite3.SQLITE_SCHEMA, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH),
     }
 )
