@@ -60,7 +60,8 @@ STANDING: Final = 6
 
 def run(size: Size) -> Iterator[Figure]:
     with clean_folder() as folder, ExitStack() as stack:
-        served = launch(folder / "data")
+        log = folder / "service.log"
+        served = launch(folder / "data", log=log)
         stack.callback(served.kill)
         standing = [entry_for(f"standing {i}", size_bytes=1000 * 4**i) for i in range(STANDING)]
         for entry in standing:
@@ -71,6 +72,9 @@ def run(size: Size) -> Iterator[Figure]:
         yield from _fuzz(served, standing, size)
         yield from _dawdle(served, standing[3], size)
         yield from _afterwards(served, standing, before)
+        logged = log.read_text()
+        print(logged[-3000:], file=sys.stderr)
+        yield Figure.at_most("http_fuzz.after.tracebacks_logged", logged.count("Traceback"), "count", 0)
 
 
 def _warm(served: Served, standing: list[Entry]) -> None:

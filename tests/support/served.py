@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import select
@@ -117,10 +118,23 @@ def read_all(connection: socket.socket) -> bytes:
     return bytes(received)
 
 
-def launch(data_dir: Path, *options: str, preexec: Callable[[], None] | None = None) -> Served:
-    """Starts the service, and returns when it listens."""
+def launch(
+    data_dir: Path,
+    *options: str,
+    preexec: Callable[[], None] | None = None,
+    environ: Mapping[str, str] | None = None,
+    log: Path | None = None,
+) -> Served:
+    """Starts the service, in this process's environment or in `environ`, and returns when it listens.
+
+    Args:
+        log: a file for what it writes to standard error; this process's own where there is none.
+    """
     command = [*SERVE, "--listen", "127.0.0.1:0", "--data-dir", str(data_dir), "--json", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=preexec)
+    with contextlib.nullcontext() if log is None else log.open("ab") as errors:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, preexec_fn=preexec, env=environ
+        )
     assert process.stdout is not None
     ready, _, _ = select.select([process.stdout], [], [], 30)
     line = process.stdout.readline() if ready else ""
