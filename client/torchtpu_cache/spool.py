@@ -195,11 +195,7 @@ class Spool:
                 temporary.unlink()
             raise
         if durable:
-            folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            FILES.sync_folder(self._folder)
 
     def stats(self) -> SpoolStats:
         """What waits now, of all processes."""

@@ -44,7 +44,7 @@ from torchtpu_cache_core.stores.files import FILES, Files
 from torchtpu_cache_core.stores.immutable import immutable
 from torchtpu_cache_core.stores.layout import SHARDS, Layout, shard_of
 from torchtpu_cache_core.stores.listing import entry_info
-from torchtpu_cache_core.stores.publishing import make_folder, publish, sync_folder
+from torchtpu_cache_core.stores.publishing import make_folder, publish
 from torchtpu_cache_core.stores.quarantine import Quarantine, Quarantined
 from torchtpu_cache_core.stores.reading import OpenFile, charged_bytes, opened, read_entry, read_header, rounded_bytes
 from torchtpu_cache_core.stores.reports import BadEntry, GcReport, VerifyReport
@@ -256,7 +256,7 @@ class DiskStore(Store):
                 self._files.unlink(path)
             except FileNotFoundError:
                 return False
-            sync_folder(self._files, path.parent)
+            self._files.sync_folder(path.parent)
             self._room.removed(shard_of(key), charged_bytes(status))
             return True
 

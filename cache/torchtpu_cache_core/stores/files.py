@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class Files:
-    """Each method is the call of its name and raises `OSError` as that does. Descriptors are not inherited."""
+    """Each method but the last is the call of its name; all raise `OSError` as that does. Descriptors are not inherited."""
 
     def open(self, path: Path | str, flags: int, mode: int = 0o600) -> int:
         return os.open(path, flags | os.O_CLOEXEC, mode)
@@ -73,6 +73,18 @@ class Files:
 
     def flock(self, fd: int, operation: int) -> None:
         fcntl.flock(fd, operation)
+
+    def sync_folder(self, folder: Path) -> None:
+        """Brings a folder's names to the disk, with the calls above."""
+        fd = self.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            self.fsync(fd)
+        except OSError as error:
+            # Some file systems have no fsync for folders; their names are safe by other means or not at all.
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                raise
+        finally:
+            self.close(fd)
 
 
 FILES = Files()

@@ -72,25 +72,12 @@ def make_folder(files: Files, folder: Path, below: Path) -> None:
             files.mkdir(path)
         except FileExistsError:
             continue
-        sync_folder(files, path.parent)
-
-
-def sync_folder(files: Files, folder: Path) -> None:
-    """Brings a folder's names to the disk."""
-    fd = files.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        files.fsync(fd)
-    except OSError as error:
-        # Some file systems have no fsync for folders; their names are safe by other means or not at all.
-        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
-            raise
-    finally:
-        files.close(fd)
+        files.sync_folder(path.parent)
 
 
 def _sync_folder_of(files: Files, path: Path) -> None:
     try:
-        sync_folder(files, path.parent)
+        files.sync_folder(path.parent)
     except OSError:
         # Visible, but perhaps not for good: who asked is told of a failure, so nothing may be visible.
         with contextlib.suppress(OSError):

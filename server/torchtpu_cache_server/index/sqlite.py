@@ -22,6 +22,7 @@ from torchtpu_cache_core.eviction import AGAIN_SECONDS, is_used_again, least_gai
 from torchtpu_cache_core.manifest import Manifest
 from torchtpu_cache_core.names import Digest, Key, KeyPrefix, Namespace
 from torchtpu_cache_core.stores.failures import translated
+from torchtpu_cache_core.stores.files import FILES
 from torchtpu_cache_server.index.base import (
     EntryName,
     Index,
@@ -89,7 +90,7 @@ class SqliteIndex(Index):
                 self._note.unlink()
             except FileNotFoundError:
                 return ""
-            _sync(self._note.parent)
+            FILES.sync_folder(self._note.parent)
         return token
 
     def _leave_note(self, token: str) -> None:
@@ -97,7 +98,7 @@ class SqliteIndex(Index):
             file.write(token)
             file.flush()
             os.fsync(file.fileno())
-        _sync(self._note.parent)
+        FILES.sync_folder(self._note.parent)
 
     def _connect(self) -> sqlite3.Connection:
         with _guarded():
@@ -382,14 +383,6 @@ def _only(found: sqlite3.Cursor) -> Any:
     if row is None:
         raise IndexCorrupt("the index lacks what every index has")
     return row[0]
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _record(row: tuple[Any, ...], namespace: str | None = None, key: str | None = None) -> Record:
