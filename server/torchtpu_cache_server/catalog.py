@@ -207,8 +207,12 @@ class Catalog:
             return self._release_blob(digest, unused_since_seconds)
 
     def synchronise(self, namespace: Namespace, key: Key) -> None:
-        """Makes the index say of one key what the bucket says."""
-        with self._entries.hold((namespace, key)), contextlib.suppress(CorruptEntry):
+        """Makes the index say of one key what the bucket says.
+
+        Raises:
+            CorruptEntry: what stood there was no entry; it is closed now.
+        """
+        with self._entries.hold((namespace, key)):
             self._synchronised(namespace, key, trust_index=False)
 
     def names(self) -> Iterator[EntryName]:

@@ -188,6 +188,14 @@ class Service(Closing):
             self._condemned()
             raise
 
+    def synchronise(self, namespace: Namespace, key: Key) -> None:
+        """Makes the index say of one key what the bucket says; an entry that turns out bad is closed, and counted."""
+        try:
+            self.catalog.synchronise(namespace, key)
+        except CorruptEntry:
+            self._hot.drop((namespace, key))
+            self._condemned()
+
     def lookup(self, namespace: Namespace, keys: Sequence[Key]) -> dict[Key, Found]:
         """Those of the keys that have entries. StoreError as in `open`."""
         records: dict[Key, Record] = {}

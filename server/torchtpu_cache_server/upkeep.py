@@ -32,14 +32,14 @@ def reconcile(service: Service, stop: threading.Event | None = None) -> bool:
     for name in catalog.names():
         if stop is not None and stop.is_set():
             return False
-        catalog.synchronise(*name)
+        service.synchronise(*name)
     after: EntryName | None = None
     try:
         while names := index.names(after, _PAGE):
             for name in names:
                 if stop is not None and stop.is_set():
                     return False
-                catalog.synchronise(*name)
+                service.synchronise(*name)
             after = names[-1]
     except StoreError as error:
         catalog.doubt_index(error)

@@ -157,7 +157,7 @@ class FileBucket(Bucket):
                 if error.errno in _NO_LINKS:
                     raise StoreRefused("the data folder must be on a file system with hard links") from error
                 raise
-            self._files.sync_folder(path.parent)
+            self._sync_folder(path.parent)
         return True
 
     def open(self, name: ObjectName) -> OpenObject | None:
@@ -207,10 +207,12 @@ class FileBucket(Bucket):
         return True
 
     def set_aside(self, name: ObjectName) -> bool:
-        if self.head(name) is None:
-            return False
         folder = self._root / _QUARANTINE
         with translated("a bad object could not be set aside"):
+            try:
+                self._files.lstat(self.path(name))  # whatever it is, the name must be free again
+            except (FileNotFoundError, NotADirectoryError):
+                return False
             self._make_folder(folder)
             self._files.rename(self.path(name), folder / f"{name.replace('/', '_')}-{secrets.token_hex(4)}")
             kept = sorted(
@@ -285,7 +287,7 @@ class FileBucket(Bucket):
             for path in reversed(missing):
                 with contextlib.suppress(FileExistsError):  # another process of ours, long ago or just now
                     self._files.mkdir(path)
-                self._files.sync_folder(path.parent)
+                self._sync_folder(path.parent)
 
     def _scan(self, folder: Path) -> Iterator[os.DirEntry[str]]:
         try:
@@ -295,6 +297,13 @@ class FileBucket(Bucket):
             return  # nothing was written there yet
         except OSError as error:
             raise store_error(error, "the bucket could not be listed") from error
+
+    def _sync_folder(self, folder: Path) -> None:
+        descriptor = self._files.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            self._files.fsync(descriptor)
+        finally:
+            self._files.close(descriptor)
 
 
 def _info(name: str, item: os.DirEntry[str]) -> ObjectInfo | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -167,13 +168,14 @@ def test_something_foreign_in_a_manifests_place_is_passed_over(service: Service)
     assert path.is_dir()
 
 
-def test_something_foreign_in_a_blobs_place_refuses_that_entry_only(service: Service) -> None:
+def test_something_foreign_in_a_blobs_place_is_set_aside(service: Service, tmp_path: Path) -> None:
     path = service.bucket.path(blob_name(_ENTRY.digest))  # type: ignore[attr-defined]
     path.mkdir(parents=True)
-    with pytest.raises(StoreError):
-        service.put(DEFAULT_NAMESPACE, _ENTRY)
-    assert path.is_dir()
-    assert service.put(DEFAULT_NAMESPACE, rival_of(_ENTRY))[0] is PutStatus.CREATED
+    (path / "theirs").write_bytes(b"precious")
+    assert service.put(DEFAULT_NAMESPACE, _ENTRY)[0] is PutStatus.CREATED
+    assert _read(service) == bytes(_ENTRY.buffer)
+    [kept] = (tmp_path / "data" / "quarantine").iterdir()
+    assert (kept / "theirs").read_bytes() == b"precious"
 
 
 def test_an_unused_blob_goes_after_a_day_and_a_used_one_stays(service: Service) -> None:
@@ -264,6 +266,44 @@ def test_room_is_made_and_bounded(tmp_path: Path) -> None:
             service.put(DEFAULT_NAMESPACE, entry_for(f"room {i}"))
         assert service.stats().entries == 3
         assert len(evicted) == 7
+
+
+def test_what_a_reconciliation_finds_bad_is_closed_and_counted(tmp_path: Path) -> None:
+    with _open(tmp_path / "data") as service:
+        service.put(DEFAULT_NAMESPACE, _ENTRY)
+        service.put(DEFAULT_NAMESPACE, entry_for("sound"))
+    (tmp_path / "data" / manifest_name(*_NAME, 1)).write_bytes(b"no manifest")
+    counted: list[None] = []
+    bucket, index = FileBucket(tmp_path / "data"), SqliteIndex(tmp_path / "data" / "index.sqlite")
+    with Service(bucket, index, clock=ManualClock(), condemned=lambda: counted.append(None)) as service:
+        assert reconcile(service)
+        assert len(counted) == 1
+        assert _read(service) is None
+        assert service.stats().entries == 1
+        service.put(DEFAULT_NAMESPACE, _ENTRY)
+        assert reconcile(service)
+        assert len(counted) == 1
+        assert _read(service) == bytes(_ENTRY.buffer)
+
+
+@pytest.mark.parametrize("kind", ["folder", "fifo", "link"])
+def test_what_is_no_file_gives_its_place_to_the_next_put(service: Service, tmp_path: Path, kind: str) -> None:
+    service.put(DEFAULT_NAMESPACE, _ENTRY)
+    assert isinstance(service.bucket, FileBucket)
+    path = service.bucket.path(blob_name(_ENTRY.digest))
+    path.rename(tmp_path / "elsewhere")
+    match kind:
+        case "folder":
+            path.mkdir()
+        case "fifo":
+            os.mkfifo(path)
+        case "link":
+            path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CorruptEntry):
+        _read(service)
+    assert _read(service) is None
+    assert service.put(DEFAULT_NAMESPACE, _ENTRY)[0] is PutStatus.CREATED
+    assert _read(service) == bytes(_ENTRY.buffer)
 
 
 def _arriving(service: Service, entry: Entry) -> Incoming:

@@ -177,9 +177,14 @@ def test_what_is_foreign_is_neither_served_nor_touched(bucket: FileBucket, tmp_p
     assert not bucket.create_bytes(_NAME, b"x")
     assert not bucket.delete(_NAME)
     assert not bucket.refresh(_NAME)
-    assert not bucket.set_aside(_NAME)
     assert list(bucket.list("entries/")) == []
     assert path.lstat() == before
+    assert bucket.set_aside(_NAME)
+    assert not bucket.set_aside(_NAME)
+    assert bucket.create_bytes(_NAME, b"x")
+    assert bucket.read(_NAME, 2) == b"x"
+    [kept] = (tmp_path / "bucket" / "quarantine").iterdir()
+    assert kept.lstat().st_ino == before.st_ino
     assert target.read_text() == "precious"
 
 
