@@ -157,7 +157,7 @@ class FileBucket(Bucket):
                 if error.errno in _NO_LINKS:
                     raise StoreRefused("the data folder must be on a file system with hard links") from error
                 raise
-            self._sync_folder(path.parent)
+            self._files.sync_folder(path.parent)
         return True
 
     def open(self, name: ObjectName) -> OpenObject | None:
@@ -287,7 +287,7 @@ class FileBucket(Bucket):
             for path in reversed(missing):
                 with contextlib.suppress(FileExistsError):  # another process of ours, long ago or just now
                     self._files.mkdir(path)
-                self._sync_folder(path.parent)
+                self._files.sync_folder(path.parent)
 
     def _scan(self, folder: Path) -> Iterator[os.DirEntry[str]]:
         try:
@@ -297,13 +297,6 @@ class FileBucket(Bucket):
             return  # nothing was written there yet
         except OSError as error:
             raise store_error(error, "the bucket could not be listed") from error
-
-    def _sync_folder(self, folder: Path) -> None:
-        descriptor = self._files.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            self._files.fsync(descriptor)
-        finally:
-            self._files.close(descriptor)
 
 
 def _info(name: str, item: os.DirEntry[str]) -> ObjectInfo | None:
