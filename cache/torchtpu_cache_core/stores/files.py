@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class Files:
-    """Each method but the last is the call of its name; all raise `OSError` as that does. Descriptors are not inherited."""
+    """Each method but the last is the call of its name; all raise `OSError` likewise. Descriptors are not inherited."""
 
     def open(self, path: Path | str, flags: int, mode: int = 0o600) -> int:
         return os.open(path, flags | os.O_CLOEXEC, mode)
