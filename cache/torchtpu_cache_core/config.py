@@ -7,11 +7,9 @@ unknown key in a file, or an unknown `TORCHTPU_CACHE_*` variable, is refused wit
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import enum
 import os
 import re
-import tomllib
 import urllib.parse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -313,6 +311,10 @@ def _file(path: Path, complain: Complain) -> dict[str, Any]:
 
 def _toml(path: Path) -> dict[str, Any]:
     """What the file holds, nothing if there is none; ConfigError where it cannot be read."""
+    if not os.path.lexists(path):
+        return {}
+    import tomllib  # late, as most users have no file
+
     try:
         with open_regular(path, follows_links=True) as file:
             raw = file.read(_MAX_FILE_BYTES + 1)
@@ -329,6 +331,8 @@ def _toml(path: Path) -> dict[str, Any]:
 
 
 def _did_you_mean(name: str, known: Mapping[str, object]) -> str:
+    import difflib
+
     close = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]}?" if close else "; see `torchtpu-cache config show`"
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from torchtpu_cache_core.canonical.files import PLAIN
-from torchtpu_cache_core.canonical.options import options_components
 from torchtpu_cache_core.errors import Bypass
 from torchtpu_cache_core.key import SCHEME, Component, key_of
 
@@ -191,6 +190,8 @@ class ResolvedRequest:
         request.environment.check_files()
         if not any(map(_may_name_a_file, self.components)):
             return
+        from torchtpu_cache_core.canonical.options import options_components
+
         options = options_components(request.options, position_independent=request.target.position_independent)
         if not set(options) <= set(self.components):
             raise Bypass("environment_changed", "a file that an option names changed during the compile")
@@ -211,6 +212,9 @@ def resolve(request: Request, resolver: ProgramResolver) -> ResolvedRequest:
     """
     if request.target.unidentified:
         raise Bypass("target_unknown", request.target.unidentified)
+    # Late: JAX's programs bring a key of their own, and so need no tables of options.
+    from torchtpu_cache_core.canonical.options import options_components
+
     program = resolver.resolve(request.program)
     components = (
         Component.of("scheme", SCHEME),

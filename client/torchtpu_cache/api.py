@@ -18,7 +18,6 @@ from torchtpu_cache.assembly import Assembly, assemble
 from torchtpu_cache.result import Result
 from torchtpu_cache_core import config as configuration
 from torchtpu_cache_core.canonical.environment import Environment
-from torchtpu_cache_core.canonical.options import encode_options
 from torchtpu_cache_core.errors import Bypass, ConfigError, InvalidRequest
 from torchtpu_cache_core.request import Request, Target
 
@@ -80,6 +79,8 @@ def make_request(
         raise InvalidRequest("the program is empty")
     environment = _surroundings()
     if options is None:
+        from torchtpu_cache_core.canonical.options import encode_options
+
         layout = assembly.canonicaliser.layout(program)
         options = encode_options(
             num_replicas=layout.num_replicas,
@@ -110,6 +111,8 @@ def check_target(assembly: Assembly, target: str) -> None:
         CompilerMissing: its compiler is not installed here.
         CompilerCrashed: its compiler does not even describe it.
     """
+    from torchtpu_cache_core.canonical.options import encode_options
+
     environment = _surroundings()
     with contextlib.suppress(Bypass):
         options = encode_options(use_spmd_partitioning=False)

@@ -19,6 +19,7 @@ from torchtpu_cache.compilers.base import Installation
 from torchtpu_cache_core.canonical.wire import LENGTH, VARINT, read_fields, read_varint, varint_field
 from torchtpu_cache_core.errors import CompilerMissing, InvalidRequest
 from torchtpu_cache_core.identity import Signature, signature_of
+from torchtpu_cache_core.jaxlib_library import jaxlib_library
 
 INSTALL_HINT: Final = "pip install 'torchtpu-cache[workers]'"
 
@@ -33,9 +34,6 @@ _VERSION_LINES: Final = (
 
 def installation() -> Installation:
     """Where jaxlib keeps XLA, found without importing it.
-
-    XLA is by far the largest library of the package: `libjax_common.so` now, `xla_extension.so` in older releases. A
-    wrong guess shows when the compiling process has another file mapped.
 
     The version is read from the package's own source, because the metadata beside it can be stale.
 
@@ -52,10 +50,9 @@ def installation() -> Installation:
 @functools.lru_cache(maxsize=4)
 def _installation(folder: Path, *states: Signature | None) -> Installation:
     """What is in the folder, looked at again once another package is unpacked there: every program asks."""
-    libraries = [path for path in folder.iterdir() if path.suffix == ".so"]
-    if not libraries:
+    library = jaxlib_library()
+    if library is None:
         raise CompilerMissing(f"the jaxlib in {folder} holds no library; run: {INSTALL_HINT}")
-    library = max(libraries, key=lambda path: path.stat().st_size)
     return Installation(library.resolve(), _version(folder / "version.py"))
 
 

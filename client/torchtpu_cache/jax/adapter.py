@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from torchtpu_cache.api import default_assembly
-from torchtpu_cache.compilers.base import ROAD_CLIENT, Compiled
-from torchtpu_cache.compilers.messages import blames_executable, shorten
 from torchtpu_cache.jax.program import check_module, check_options, keyed
 from torchtpu_cache.jax.target import Targets
 from torchtpu_cache.sparing import SparingLog
@@ -250,6 +248,8 @@ class Adapter:
             except MemoryError:
                 raise
             except Exception as error:
+                from torchtpu_cache.compilers.messages import blames_executable, shorten
+
                 message = f"JAX could not load it: {type(error).__name__}: {shorten(str(error))}"
                 raise LoadError(message, blames_entry=blames_executable(error)) from error
             finally:
@@ -273,12 +273,16 @@ class Adapter:
         try:
             put(given["cache_key"], given["module_name"], given["executable"], given["backend"], int(seconds))
         except Exception as error:
+            from torchtpu_cache.compilers.messages import shorten
+
             message = "JAX could not serialise a program, so it is not stored: %s: %s"
             self._sparing.warning("serialise", message, type(error).__name__, shorten(str(error)))
         packed, call.taken = call.taken, None
         if packed is None:
             node.counters.not_published("unserialisable")
             return
+        from torchtpu_cache.compilers.base import ROAD_CLIENT, Compiled
+
         node.publish(
             program,
             Compiled(

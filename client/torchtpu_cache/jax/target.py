@@ -6,10 +6,10 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from torchtpu_cache.compilers import jaxlib_cpu
 from torchtpu_cache.compilers.mapped import mapped_file, mapped_paths, mapped_sha256
-from torchtpu_cache_core.errors import Bypass, CompilerMissing
+from torchtpu_cache_core.errors import Bypass
 from torchtpu_cache_core.host import host_cpu
+from torchtpu_cache_core.jaxlib_library import jaxlib_library
 from torchtpu_cache_core.request import Target
 
 if TYPE_CHECKING:
@@ -75,10 +75,9 @@ class Targets:
         raise Bypass("target_unknown", f"the compiler of the platform {platform} cannot be told from its files")
 
     def _jaxlib(self) -> str:
-        try:
-            library = jaxlib_cpu.installation().library
-        except CompilerMissing as error:
-            raise Bypass("target_unknown", str(error)) from None
+        library = jaxlib_library()
+        if library is None:
+            raise Bypass("target_unknown", "jaxlib holds no library")
         return self._sha256(library)
 
     def _mapped_library(self, stem: str) -> str:
