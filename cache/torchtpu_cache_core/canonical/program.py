@@ -7,7 +7,6 @@ bypassed. Only the hashed form is canonical: XLA always gets the program as it c
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import math
 import os
 import site
@@ -26,6 +25,7 @@ from torchtpu_cache_core.child import ChildDied, ChildProcess, ChildTimeout
 from torchtpu_cache_core.clock import SYSTEM_CLOCK, Clock
 from torchtpu_cache_core.errors import Bypass
 from torchtpu_cache_core.identity import FileIdentities
+from torchtpu_cache_core.jaxlib_library import jaxlib_library
 from torchtpu_cache_core.key import SCHEME
 from torchtpu_cache_core.request import ProgramIdentity
 from torchtpu_cache_core.singleflight import SingleFlight
@@ -39,7 +39,6 @@ REST_SECONDS: Final = 300.0
 """How long a program that the child left open is not tried again, nor any program after several such in a row."""
 
 _CHILD: Final = "torchtpu_cache_core.canonical.canonicaliser_child"
-_LIBRARIES: Final = ("libjax_common.so", "xla_extension.so")
 _ATTEMPTS: Final = 2
 _MAX_FAILURES: Final = 3
 _MAX_REMEMBERED: Final = 4096
@@ -88,7 +87,7 @@ class ProgramCanonicaliser:
         self._aliases = aliases
         self._allow_list = AllowList.of(allowed_custom_calls)
         self._deadline_seconds = deadline_seconds
-        self._library = _jaxlib_library()
+        self._library = jaxlib_library()
         self._identities = identities or FileIdentities(None)
         self._canonicaliser: str | None = None
         self._child = ChildProcess(_CHILD, _child_environ(os.environ, memory_bytes))
@@ -249,19 +248,6 @@ def _verdict(record: Mapping[str, Any]) -> _Verdict | None:
     if isinstance(reason, str) and isinstance(detail, str):
         return Bypass(reason, detail)
     return ProgramFacts.from_json(facts) if isinstance(facts, dict) else None
-
-
-def _jaxlib_library() -> Path | None:
-    """The library with jaxlib's MLIR, found without importing it."""
-    try:
-        spec = importlib.util.find_spec("jaxlib")
-    except (ImportError, ValueError):
-        return None
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        for name in _LIBRARIES:
-            if (library := Path(folder) / name).is_file():
-                return library
-    return None
 
 
 def _child_environ(environ: Mapping[str, str], memory_bytes: int) -> dict[str, str]:
