@@ -27,6 +27,7 @@ from typing import Final
 
 from torchtpu_cache_core.closing import Closing
 from torchtpu_cache_core.entry import Entry
+from torchtpu_cache_core.errors import CorruptReason
 from torchtpu_cache_core.manifest import Attestation
 from torchtpu_cache_core.names import Digest, Key
 
@@ -151,6 +152,16 @@ class Store(Closing, abc.ABC):
     @abc.abstractmethod
     def delete(self, key: Key) -> bool:
         """Removes the entry; True if there was one. StoreError if it could not be removed."""
+
+    def set_aside(self, key: Key, reason: CorruptReason) -> bool:
+        """Takes the entry of `key` out of every reader's way, for one who found what only unpacking or loading shows.
+
+        True if there was one and it is gone. A store that keeps none for people deletes it.
+
+        Raises:
+            StoreError: it could not be removed.
+        """
+        return self.delete(key)
 
     @abc.abstractmethod
     def iterate(self) -> Iterator[EntryInfo]:

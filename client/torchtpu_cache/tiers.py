@@ -24,7 +24,6 @@ from torchtpu_cache_core.manifest import Attestation
 from torchtpu_cache_core.names import Key
 from torchtpu_cache_core.request import Keyed
 from torchtpu_cache_core.store import Store, Stored
-from torchtpu_cache_core.stores.wrap import SetsAside
 
 _log = logging.getLogger(__name__)
 
@@ -157,11 +156,8 @@ class Tiers:
         """Frees a key of a local tier. A bad entry of the remote is the service's to remove."""
         if tiered.tier is Tier.REMOTE:
             return
-        if isinstance(tiered.store, SetsAside):
-            tiered.store.set_aside(key, reason)
-            return
         try:
-            tiered.store.delete(key)
+            tiered.store.set_aside(key, reason)
         except StoreError as error:
             self._counters.failure(tiered.tier, error.kind)
 

@@ -261,10 +261,7 @@ class DiskStore(Store):
             return True
 
     def set_aside(self, key: Key, reason: CorruptReason) -> bool:
-        """Moves the entry of `key` to the quarantine, for a reader who found what only unpacking or loading shows.
-
-        True if there was one and it is gone; never raises.
-        """
+        """As the contract says: to the quarantine. Never raises."""
         return self._set_aside(key, reason, None)
 
     def _set_aside(self, key: Key, reason: CorruptReason, status: os.stat_result | None) -> bool:

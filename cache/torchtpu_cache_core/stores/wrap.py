@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Literal, Protocol, TypeVar, runtime_checkable
+from typing import Literal, Protocol, TypeVar
 
 from torchtpu_cache_core.clock import SYSTEM_CLOCK, Clock
 from torchtpu_cache_core.entry import Entry
@@ -50,6 +50,9 @@ class Wrapper(Store):
     def delete(self, key: Key) -> bool:
         return self._inner.delete(key)
 
+    def set_aside(self, key: Key, reason: CorruptReason) -> bool:
+        return self._inner.set_aside(key, reason)
+
     def iterate(self) -> Iterator[EntryInfo]:
         return self._inner.iterate()
 
@@ -61,7 +64,7 @@ class Wrapper(Store):
 
 
 class ReadOnlyStore(Wrapper):
-    """Refuses `put` and `delete` with `StoreRefused` of kind READ_ONLY, and says so in its capabilities."""
+    """Refuses what would change it with `StoreRefused` of kind READ_ONLY, and says so in its capabilities."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -73,23 +76,17 @@ class ReadOnlyStore(Wrapper):
     def delete(self, key: Key) -> bool:
         raise self._refusal()
 
+    def set_aside(self, key: Key, reason: CorruptReason) -> bool:
+        raise self._refusal()
+
     def _refusal(self) -> StoreRefused:
         return StoreRefused(f"the {self.capabilities.name} store is only read here", FailureKind.READ_ONLY)
-
-
-@runtime_checkable
-class SetsAside(Protocol):
-    """A store that can keep a bad entry for people, rather than only delete it."""
-
-    def set_aside(self, key: Key, reason: CorruptReason) -> bool:
-        """Moves the entry of `key` out of every reader's way; True if there was one. Never raises."""
-        ...
 
 
 class CheckedStore(Wrapper):
     """Unpacks what `get` found before it gives it, so that a payload that lies is found here too.
 
-    The inner store sets the entry aside, or deletes it where it can only do that, so that its key is free again.
+    The inner store sets the entry aside, so that its key is free again.
     """
 
     def get(self, key: Key) -> Stored | None:
@@ -100,7 +97,8 @@ class CheckedStore(Wrapper):
             stored.entry.check(key)
             stored.entry.executable()
         except CorruptEntry as error:
-            self._remove(key, error.reason)
+            with contextlib.suppress(StoreError):  # the corrupt entry is what the caller has to hear of
+                self._inner.set_aside(key, error.reason)
             raise
         return stored
 
@@ -109,13 +107,6 @@ class CheckedStore(Wrapper):
         entry = immutable(entry)
         entry.executable()
         return self._inner.put(entry, attestation)
-
-    def _remove(self, key: Key, reason: CorruptReason) -> None:
-        if isinstance(self._inner, SetsAside):
-            self._inner.set_aside(key, reason)
-        elif self._inner.capabilities.deletes:
-            with contextlib.suppress(StoreError):  # the corrupt entry is what the caller has to hear of
-                self._inner.delete(key)
 
 
 class LatencyStore(Wrapper):

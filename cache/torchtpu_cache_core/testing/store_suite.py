@@ -30,7 +30,7 @@ from typing import ClassVar, Final, NoReturn
 import pytest
 
 from torchtpu_cache_core.entry import Entry
-from torchtpu_cache_core.errors import CorruptEntry, EntryTooLarge, FailureKind, StoreError
+from torchtpu_cache_core.errors import CorruptEntry, CorruptReason, EntryTooLarge, FailureKind, StoreError
 from torchtpu_cache_core.manifest import Attestation
 from torchtpu_cache_core.names import DEFAULT_NAMESPACE, Key
 from torchtpu_cache_core.store import PutStatus, Store
@@ -152,6 +152,16 @@ class StoreSuite:
         outcome = store.put(rival_of(_VICTIM))
         assert (outcome.status, outcome.digest) == (PutStatus.CONFLICT, _VICTIM.digest)
         assert _entry(store, _VICTIM.key).digest == _VICTIM.digest
+
+    def test_a_key_that_was_set_aside_is_free(self, store: Store) -> None:
+        if not _deletes(store):
+            _lacks("deletes")
+        store.put(_VICTIM)
+        assert store.set_aside(_VICTIM.key, CorruptReason.PAYLOAD) is True
+        assert store.get(_VICTIM.key) is None
+        assert store.put(_VICTIM).status is PutStatus.CREATED
+        store.delete(_VICTIM.key)
+        assert store.set_aside(_VICTIM.key, CorruptReason.PAYLOAD) is False
 
     def test_a_deleted_key_is_free(self, store: Store) -> None:
         if not _deletes(store):

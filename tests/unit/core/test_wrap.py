@@ -7,7 +7,15 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from torchtpu_cache_core.entry import Entry
-from torchtpu_cache_core.errors import CorruptEntry, FailureKind, StoreError, StoreFull, StoreRefused, StoreUnavailable
+from torchtpu_cache_core.errors import (
+    CorruptEntry,
+    CorruptReason,
+    FailureKind,
+    StoreError,
+    StoreFull,
+    StoreRefused,
+    StoreUnavailable,
+)
 from torchtpu_cache_core.names import Key
 from torchtpu_cache_core.store import EntryInfo, PutStatus, Store, Stored, StoreStats
 from torchtpu_cache_core.stores.memory import MemoryStore
@@ -64,7 +72,11 @@ def test_read_only_refuses_and_says_so() -> None:
     assert not store.capabilities.writable
     assert not store.capabilities.deletes
     assert store.get(_ENTRY.key) is not None
-    for call in (lambda: store.put(entry_for("other")), lambda: store.delete(_ENTRY.key)):
+    for call in (
+        lambda: store.put(entry_for("other")),
+        lambda: store.delete(_ENTRY.key),
+        lambda: store.set_aside(_ENTRY.key, CorruptReason.PAYLOAD),
+    ):
         with pytest.raises(StoreRefused) as caught:
             call()
         assert caught.value.kind is FailureKind.READ_ONLY
