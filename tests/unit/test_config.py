@@ -148,16 +148,18 @@ def test_the_document_names_every_setting() -> None:
 def _flags_of_the_command_line() -> set[str]:
     import typer.main
 
+    from torchtpu_cache.cli.lazy import LazyCommand
     from torchtpu_cache.cli.main import app
     from torchtpu_cache_server.commands import register
 
-    whole = typer.Typer()
-    whole.add_typer(app)
-    register(whole)
+    served = typer.Typer()
+    register(served)
     flags: set[str] = set()
-    commands = [typer.main.get_command(whole)]
+    commands = [typer.main.get_command(app), typer.main.get_command(served)]
     while commands:
         command = commands.pop()
+        if isinstance(command, LazyCommand):
+            command = command.load()
         flags.update(option for parameter in command.params for option in parameter.opts)
         commands.extend(getattr(command, "commands", {}).values())
     return flags

@@ -1,11 +1,10 @@
 """The command line: `torchtpu-cache`, short `ttc`.
 
-Each command's work is imported when it runs, so that `--help` costs little more than the interpreter.
+A command's module is imported when it runs, so that `--help` costs little more than the interpreter and Typer.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import os
 import sys
@@ -13,27 +12,29 @@ from typing import Annotated, Final
 
 import typer
 
-from torchtpu_cache.cli import cache, compile, config, demo, dev, doctor, status
+from torchtpu_cache.cli.lazy import SETTINGS, group_of, registrars
 from torchtpu_cache.cli.output import EXIT_FAILED, EXIT_USAGE, note
 
 _OUR_LOGGERS: Final = ("torchtpu_cache", "torchtpu_cache_core", "torchtpu_cache_server")
 
+_HERE: Final = "torchtpu_cache.cli"
+COMMANDS: Final = (
+    ("compile", f"{_HERE}.compile:compile_files", "Compile StableHLO modules, or get them from the cache."),
+    ("demo", f"{_HERE}.demo:demo", "Compile on one machine, get everything from the cache on another."),
+    ("status", f"{_HERE}.status:status", "Show mode, tiers, limits, and what waits for the remote."),
+    ("doctor", f"{_HERE}.doctor:doctor", "Check folders, canonicaliser, compilers and remote."),
+    ("cache", f"{_HERE}.cache:app", "Entries of this machine's disk tier, or of the remote."),
+    ("dev", f"{_HERE}.dev:app", "Keys and their components."),
+    ("config", f"{_HERE}.config:app", "Settings and their origins."),
+)
+"""Name, home and summary of each command of this package."""
+
 app = typer.Typer(
     name="torchtpu-cache",
     help="Every XLA program of a fleet is compiled once, anywhere, and is then ready everywhere.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    cls=group_of(COMMANDS),
+    **SETTINGS,
 )
-app.command("compile")(compile.compile_files)
-app.command("demo")(demo.demo)
-app.command("status")(status.status)
-app.command("doctor")(doctor.doctor)
-app.add_typer(cache.app, name="cache")
-app.add_typer(dev.app, name="dev")
-app.add_typer(config.app, name="config")
 
 
 class _Notes(logging.Handler):
@@ -70,15 +71,22 @@ def _root(
 
 
 def _add_commands_of_other_packages() -> None:
-    for entry_point in importlib.metadata.entry_points(group="torchtpu_cache.commands"):
-        entry_point.load()(app)
+    for register in registrars():
+        register(app)
+
+
+def _is_ours(arguments: list[str]) -> bool:
+    """Whether a command of this package is asked for, so that no other needs to be known."""
+    asked = next((argument for argument in arguments if not argument.startswith("-")), None)
+    return any(name == asked for name, *_ in COMMANDS)
 
 
 def main() -> None:
     """Runs the command line; an expected error is one sentence and its exit code."""
     from torchtpu_cache_core.errors import CacheError, ConfigError, InvalidName, InvalidRequest
 
-    _add_commands_of_other_packages()
+    if not _is_ours(sys.argv[1:]):
+        _add_commands_of_other_packages()
     try:
         try:
             app()
