@@ -50,21 +50,22 @@ _BARE_PAYLOADS: Final = (base64.b64encode(BYTECODE_MAGIC)[:5].decode(), _PARSED,
 _PAYLOAD_ATTRIBUTES: Final = ("backend_config", "mhlo.backend_config")
 
 
-def _context() -> ir.Context:
+def context() -> ir.Context:
+    """A context with every dialect that a program may use."""
     registry = ir.DialectRegistry()
     _jax_mlir_ext.register_dialects(registry)
-    context = ir.Context()
-    context.enable_multithreading(False)
-    context.append_dialect_registry(registry)
+    made = ir.Context()
+    made.enable_multithreading(False)
+    made.append_dialect_registry(registry)
     for dialect in (stablehlo, chlo, sdy):
-        dialect.register_dialect(context)
-    context.load_all_available_dialects()
-    return context
+        dialect.register_dialect(made)
+    made.load_all_available_dialects()
+    return made
 
 
 def canonicalise(program: bytes) -> dict[str, Any]:
     """The answer for one program."""
-    return _Work(_context()).answer(program)
+    return _Work(context()).answer(program)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,13 +258,13 @@ class _Service:
     """Answers each request in a context that was made before it came."""
 
     def __init__(self) -> None:
-        self._work = _Work(_context())
+        self._work = _Work(context())
 
     def handle(self, header: dict[str, Any], program: bytes) -> tuple[dict[str, Any], bytes]:
         return self._work.answer(program), b""
 
     def rest(self) -> None:
-        self._work = _Work(_context())
+        self._work = _Work(context())
 
 
 def main() -> None:

@@ -90,7 +90,7 @@ class ProgramCanonicaliser:
         self._library = jaxlib_library()
         self._identities = identities or FileIdentities(None)
         self._canonicaliser: str | None = None
-        self._child = ChildProcess(_CHILD, _child_environ(os.environ, memory_bytes))
+        self._child = helper_process(memory_bytes)
         self._clock = clock
         self._failures = 0  # requests in a row that the child left open
         self._resting_until = -math.inf
@@ -248,6 +248,11 @@ def _verdict(record: Mapping[str, Any]) -> _Verdict | None:
     if isinstance(reason, str) and isinstance(detail, str):
         return Bypass(reason, detail)
     return ProgramFacts.from_json(facts) if isinstance(facts, dict) else None
+
+
+def helper_process(memory_bytes: int = MEMORY_BYTES) -> ChildProcess:
+    """The process that parses programs, started at its first call; `memory_bytes` of address space."""
+    return ChildProcess(_CHILD, _child_environ(os.environ, memory_bytes))
 
 
 def _child_environ(environ: Mapping[str, str], memory_bytes: int) -> dict[str, str]:

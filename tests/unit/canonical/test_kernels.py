@@ -65,7 +65,7 @@ def digest_of(run_python: Any) -> Any:
     source = """
 import json, sys
 from torchtpu_cache_core.canonical import canonicaliser_child as child
-child._context()
+child.context()
 print(json.dumps(child._payload_digest(sys.argv[1])))
 """
 

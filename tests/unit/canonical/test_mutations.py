@@ -121,7 +121,7 @@ def call_target(module):
 
 
 def deserialised(raw, mutate):
-    context = child._context()
+    context = child.context()
     with context:
         module = stablehlo.deserialize_portable_artifact(context, raw)
         if mutate is not None:
@@ -143,7 +143,7 @@ for mutate in mutations:
     if raw is not None:
         found[mutate.__name__] = child.canonicalise(raw)["sha256"]
 
-context = child._context()
+context = child.context()
 with context:
     text = str(stablehlo.deserialize_portable_artifact(context, program).operation.get_asm(enable_debug_info=False))
 for size in sorted({int(n) for n in re.findall(r"(?<=[<x])([0-9]+)(?=x)", text)}, reverse=True):

@@ -350,7 +350,7 @@ from torchtpu_cache_core.canonical import canonicaliser_child as child
 from torchtpu_cache_core.canonical.scan import scan
 from torchtpu_cache_core.errors import Bypass
 
-context = child._context()
+context = child.context()
 with context:
     module = child.ir.Module.parse(Path(sys.argv[1]).read_text())
     plain = io.BytesIO()
@@ -379,7 +379,7 @@ from torchtpu_cache_core.canonical import canonicaliser_child as child
 
 child.PORTABLE_VERSION = "0.9.0"  # older than what the program's gather needs
 program = Path(sys.argv[1]).read_bytes()
-context = child._context()
+context = child.context()
 with context:
     module = child.stablehlo.deserialize_portable_artifact(context, program)
     named = str(module.operation.get_asm(enable_debug_info=True)).replace("module {", "module @jit_step {", 1).encode()
