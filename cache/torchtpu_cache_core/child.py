@@ -3,11 +3,14 @@
 Hostile or crashing work (MLIR parsing, XLA compiles) runs in such a process: an abort, an endless loop or a memory
 bomb there costs one request. Frames, both ways: u32 header length, u64 payload length (little-endian), a JSON object,
 the payload. The child's own standard output goes to its standard error from its very start, so that nothing that
-Python or a library prints can break a frame; the last of it is kept for the message of a death. A socket, because a
-write into a pipe that a dead child left would kill a job which has SIGPIPE at its default.
+Python or a library prints can break a frame. Standard error is a pipe that is read during calls; the last of it is kept
+for the message of a death, and a child that prints between calls waits for the next one once the pipe is full. Frames
+go through a socket, because a write into a pipe that a dead child left would kill a job which has SIGPIPE at its
+default.
 
 The child ends when the parent does: it holds the reading end of a pipe whose writing end only the parent has. (The
-kernel's parent-death signal would follow the parent's *thread*.)
+kernel's parent-death signal would follow the parent's *thread*.) A fork of the parent gives its copies back at once,
+and starts children of its own.
 """
 
 from __future__ import annotations
@@ -22,12 +25,12 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from torchtpu_cache_core.errors import CacheError
 
@@ -36,6 +39,7 @@ _MAX_HEADER_BYTES: Final = 16 << 20
 _MAX_PAYLOAD_BYTES: Final = 8 << 30
 _CHUNK_BYTES: Final = 1 << 20
 _STDERR_TAIL_BYTES: Final = 64 << 10
+_MOST_PIPE_BYTES: Final = 1 << 20  # what an unprivileged pipe can hold
 _CHANNEL: Final = "TORCHTPU_CACHE_CHILD_CHANNEL"
 _LIFELINE: Final = "TORCHTPU_CACHE_CHILD_LIFELINE"
 
@@ -76,8 +80,9 @@ class ChildProcess:
         self._lock = threading.Lock()  # guards all below, and the socket
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
-        self._stderr: IO[bytes] | None = None
+        self._stderr: _Tail | None = None
         self._lifeline: int | None = None
+        _CHILDREN.add(self)
 
     @property
     def pid(self) -> int | None:
@@ -106,7 +111,7 @@ class ChildProcess:
             try:
                 raw = json.dumps(header).encode()
                 frame = _FRAME.pack(len(raw), len(payload)) + raw
-                channel = _Channel(self._running(), time.monotonic() + deadline_seconds)
+                channel = _Channel(*self._running(), time.monotonic() + deadline_seconds)
                 channel.send(memoryview(frame))
                 channel.send(memoryview(payload))
                 header_bytes, payload_bytes = _FRAME.unpack(channel.receive(_FRAME.size))
@@ -133,21 +138,23 @@ class ChildProcess:
         with self._lock:
             self._end()
 
-    def _running(self) -> socket.socket:
-        """This end of the socket to the child, which is started where none runs."""
-        if self._process is not None and self._socket is not None and self._process.poll() is None:
-            return self._socket
+    def _running(self) -> tuple[socket.socket, _Tail]:
+        """This end of the socket to the child, which is started where none runs, and what it prints."""
+        is_running = self._process is not None and self._process.poll() is None
+        if is_running and self._socket is not None and self._stderr is not None:
+            return self._socket, self._stderr
         self._end()
         self._socket, theirs = (socket.socket(fileno=_moved(end.detach())) for end in socket.socketpair())
         lifeline, self._lifeline = map(_moved, os.pipe())
+        printed, printing = map(_moved, os.pipe())
+        self._stderr = _Tail(printed)
         try:
             self._socket.setblocking(False)
-            self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", self._module],  # no module of the working directory stands in for one
                 stdin=subprocess.DEVNULL,
-                stdout=self._stderr,
-                stderr=self._stderr,
+                stdout=printing,
+                stderr=printing,
                 env={**self._environ, _CHANNEL: str(theirs.fileno()), _LIFELINE: str(lifeline)},
                 pass_fds=(theirs.fileno(), lifeline),
                 cwd=_working_directory(),
@@ -156,7 +163,8 @@ class ChildProcess:
         finally:
             theirs.close()
             os.close(lifeline)
-        return self._socket
+            os.close(printing)
+        return self._socket, self._stderr
 
     def _returncode(self) -> int | None:
         """How the child ended by itself; None if it still runs."""
@@ -169,24 +177,76 @@ class ChildProcess:
 
     def _end(self) -> str:
         """Kills and reaps the child; gives the last of its standard error."""
-        tail = ""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
+        return self._release()
+
+    def _release(self) -> str:
+        """Closes this end of everything; gives the last of the child's standard error."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
         if self._lifeline is not None:
             os.close(self._lifeline)
             self._lifeline = None
-        if self._stderr is not None:
-            size = self._stderr.seek(0, os.SEEK_END)
-            self._stderr.seek(max(0, size - _STDERR_TAIL_BYTES))
-            tail = self._stderr.read().decode(errors="replace")
-            self._stderr.close()
-            self._stderr = None
+        if self._stderr is None:
+            return ""
+        tail, self._stderr = self._stderr.close(), None
         return tail
+
+    def forget(self) -> None:
+        """In a fork of the process that started the child: closes the copies, which would keep it alive after its
+        parent. The lock may be held by a thread that is not there any more."""
+        self._lock = threading.Lock()
+        self._release()
+        if self._process is not None:
+            self._process.returncode = 0  # the parent's to wait for
+            self._process = None
+
+
+_CHILDREN: Final[weakref.WeakSet[ChildProcess]] = weakref.WeakSet()
+
+
+def _forget_children() -> None:
+    for child in list(_CHILDREN):
+        child.forget()
+
+
+os.register_at_fork(after_in_child=_forget_children)
+
+
+class _Tail:
+    """The last of what a child prints, out of the reading end of its pipe. No call waits."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self.fd: int | None = fd
+        self._kept = bytearray()
+
+    def read(self) -> None:
+        """Takes some of what is there."""
+        if self.fd is None:
+            return
+        try:
+            piece = os.read(self.fd, _STDERR_TAIL_BYTES)
+        except BlockingIOError:
+            return
+        if not piece:  # closed by the child
+            os.close(self.fd)
+            self.fd = None
+        self._kept += piece
+        del self._kept[:-_STDERR_TAIL_BYTES]
+
+    def close(self) -> str:
+        """Takes what the pipe holds, and gives the last of all. A child's child may still print; that is lost."""
+        for _ in range(_MOST_PIPE_BYTES // _STDERR_TAIL_BYTES):
+            self.read()
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd = None
+        return self._kept.decode(errors="replace")
 
 
 def _moved(fd: int) -> int:
@@ -218,18 +278,27 @@ def _how_it_ended(returncode: int) -> str:
 
 
 class _Channel:
-    """The parent's end of the socket, under one deadline."""
+    """The parent's end of the socket, under one deadline; reads what the child prints whenever it waits."""
 
-    def __init__(self, end: socket.socket, deadline: float) -> None:
+    def __init__(self, end: socket.socket, printed: _Tail, deadline: float) -> None:
         self._end = end
+        self._printed = printed
         self._deadline = deadline
 
     def _wait(self, event: int) -> None:
-        poller = select.poll()
-        poller.register(self._end, event)
-        left = self._deadline - time.monotonic()
-        if left <= 0 or not poller.poll(left * 1000):
-            raise ChildTimeout("the helper process did not answer in time and was ended")
+        while True:
+            poller = select.poll()
+            poller.register(self._end, event)
+            if self._printed.fd is not None:
+                poller.register(self._printed.fd, select.POLLIN)
+            left = self._deadline - time.monotonic()
+            ready = [fd for fd, _ in poller.poll(left * 1000)] if left > 0 else []
+            if not ready:
+                raise ChildTimeout("the helper process did not answer in time and was ended")
+            if self._printed.fd in ready:
+                self._printed.read()
+            if self._end.fileno() in ready:
+                return
 
     def send(self, data: memoryview) -> None:
         while data:

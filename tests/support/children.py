@@ -28,6 +28,15 @@ def handle(header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], byte
             if "pid_file" in header:
                 Path(header["pid_file"]).write_text(str(os.getpid()))
             time.sleep(60)
+        case "flood":
+            for _ in range(header["megabytes"]):
+                os.write(2, b"x" * (1 << 20))
+            os.write(1, b"the last words")
+            if header["dies"]:
+                os.kill(os.getpid(), signal.SIGABRT)
+        case "silent":
+            os.close(1)
+            os.close(2)
         case "raise":
             raise RuntimeError("an unexpected error")
         case "garbage":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -44,6 +45,34 @@ def test_a_death_is_told_with_its_last_words_and_the_next_call_starts_another(ch
         call(child, do)
     assert ("last words" if do == "abort" else "an unexpected error") in caught.value.stderr_tail
     assert call(child, "echo")[0]["pid"] != first
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_what_a_child_prints_is_bounded(child: ChildProcess, dies: bool) -> None:
+    call(child, "echo")
+    before = Path("/proc/self/statm").read_text().split()[1]
+    request = {"do": "flood", "megabytes": 64, "dies": dies}
+    if dies:
+        with pytest.raises(ChildDied) as caught:
+            child.call(request, deadline_seconds=60)
+        assert len(caught.value.stderr_tail) == 64 << 10
+        assert caught.value.stderr_tail.endswith("xxx" + "the last words")
+    else:
+        child.call(request, deadline_seconds=60)
+    grown_pages = int(Path("/proc/self/statm").read_text().split()[1]) - int(before)
+    assert grown_pages * os.sysconf("SC_PAGE_SIZE") < 16 << 20
+
+
+def test_a_child_that_floods_is_ended_at_the_deadline(child: ChildProcess) -> None:
+    call(child, "echo")
+    with pytest.raises(ChildTimeout):
+        child.call({"do": "flood", "megabytes": 1 << 40, "dies": False}, deadline_seconds=0.5)
+    assert call(child, "echo", b"x")[1] == b"x"
+
+
+def test_a_child_may_close_what_it_prints_into(child: ChildProcess) -> None:
+    call(child, "silent")
+    assert call(child, "nothing") == ({}, b"")
 
 
 def test_a_hang_is_ended_at_the_deadline(child: ChildProcess) -> None:
@@ -129,6 +158,39 @@ def test_the_child_ends_when_its_parent_is_killed(tmp_path: Path, do: str) -> No
         time.sleep(0.1)  # into the long operation
         parent.kill()
     wait_until(lambda: not alive(pid), "the helper process outlived its parent")
+
+
+def test_a_fork_keeps_no_child_of_its_parent_alive_and_starts_its_own(tmp_path: Path) -> None:
+    pid_file, answered = tmp_path / "pids", tmp_path / "answered"
+    source = (
+        "import os, pathlib, signal, warnings\n"
+        "from torchtpu_cache_core.child import ChildProcess\n"
+        "warnings.simplefilter('error')\n"
+        "child = ChildProcess('support.children')\n"
+        "def pid(): return child.call({'do': 'echo'}, deadline_seconds=60)[0]['pid']\n"
+        "first = pid()\n"
+        "worker = os.fork()\n"
+        "if not worker:\n"
+        "    own = pid()\n"
+        f"    pathlib.Path({str(answered)!r}).write_text(str(own != first))\n"
+        "    child.close()\n"
+        "    signal.pause()\n"
+        f"pathlib.Path({str(pid_file)!r}).write_text(f'{{first}} {{worker}} .')\n"
+        "signal.pause()\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(TESTS)}
+    with subprocess.Popen([sys.executable, "-c", source], env=environ) as parent:
+        wait_until(lambda: pid_file.exists() and pid_file.read_text().endswith("."), "the helper process did not start")
+        first, worker = map(int, pid_file.read_text().split()[:2])
+        wait_until(lambda: answered.exists() and answered.read_text() != "", "the fork got no answer")
+        assert alive(first), "a fork must not end the child that its parent uses"
+        parent.kill()
+    try:
+        assert answered.read_text() == "True"
+        assert alive(worker)
+        wait_until(lambda: not alive(first), "a fork kept the helper process of its dead parent alive")
+    finally:
+        os.kill(worker, signal.SIGKILL)
 
 
 def alive(pid: int) -> bool:
