@@ -1,14 +1,12 @@
-"""What is left after the worst: kill -9, a damaged index, a full disk, bytes that rot, a service with little memory."""
+"""What is left after the worst: a damaged index, a full disk, bytes that rot, a service with little memory."""
 
 from __future__ import annotations
 
 import os
-import random
 import resource
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,69 +19,8 @@ from torchtpu_cache_core.entry import Entry
 from torchtpu_cache_core.testing.entries import entry_for, rival_of
 
 
-def test_kill_during_puts(start: Callable[..., Served]) -> None:
-    """Killed at random moments, again and again: no bad read, everything acknowledged is there."""
-    acknowledged: set[int] = set()
-    deleted: set[int] = set()
-    random_moment = random.Random(7)
-    for number in range(6):
-        served = start()
-        for i in sorted(acknowledged):
-            entry = _small(i)
-            answer = served.get(entry)
-            if i in deleted:
-                assert answer.kind == "not_found"
-            else:
-                assert answer.body == bytes(entry.buffer)
-        _write_until_killed(served, range(number * 10_000, (number + 1) * 10_000), acknowledged, deleted, random_moment)
-    served = start()
-    listed = {item["key"] for item in _all(served)}
-    complete = b"torchtpu_cache_service_index_complete 1.0"
-    wait_until(lambda: complete in served.ask("GET", "/metrics").body, "the index is not reconciled")
-    listed = {item["key"] for item in _all(served)}
-    assert {_small(i).key for i in acknowledged - deleted} <= listed
-    assert not {_small(i).key for i in deleted} & listed
-    print(f"{len(acknowledged)} acknowledged, {len(deleted)} of them deleted")
-    assert len(acknowledged) > 20
-
-
 def _small(i: int) -> Entry:
     return entry_for(f"small {i}", size_bytes=3000)
-
-
-def _write_until_killed(
-    served: Served, numbers: range, acknowledged: set[int], deleted: set[int], random_moment: random.Random
-) -> None:
-    def write(start: int) -> None:
-        for i in numbers[start::3]:
-            try:
-                if served.put(_small(i)).status == 201:
-                    acknowledged.add(i)
-                if i % 5 == 0 and served.ask("DELETE", path_of(_small(i))).status == 204:
-                    deleted.add(i)
-            except OSError:
-                # A delete that was not answered may have happened or not.
-                if i % 5 == 0:
-                    acknowledged.discard(i)
-                return
-
-    writers = [threading.Thread(target=write, args=(i,)) for i in range(3)]
-    for thread in writers:
-        thread.start()
-    time.sleep(random_moment.uniform(0.1, 0.6))
-    served.process.kill()
-    for thread in writers:
-        thread.join(60)
-    served.kill()
-
-
-def _all(served: Served) -> list[dict[str, object]]:
-    found, cursor = [], ""
-    while cursor is not None:
-        page = served.ask("GET", f"/v1/default/entries?limit=1000&cursor={cursor}").json
-        found += page["entries"]
-        cursor = page["cursor"]
-    return found
 
 
 @pytest.mark.parametrize("damage", ["garbage", "zeros", "cut", "gone", "middle", "folder"])
@@ -202,7 +139,11 @@ def test_a_full_disk(start: Callable[..., Served], small_disk: Path) -> None:
         wait_until(lambda entry=entry: served.put(entry).status in (200, 201), "it takes no put")  # type: ignore[misc]
         assert served.get(entry).body == bytes(entry.buffer)
     _fill(filler)
-    assert served.put(entry_for("refused", size_bytes=1 << 20)).status in (503, 507)
+    # Room is kept back for the tombstones of what must go, so that even now one comes in for another.
+    wanted = entry_for("comes in for another", size_bytes=1 << 20)
+    assert served.put(wanted).status == 201
+    assert served.get(wanted).body == bytes(wanted.buffer)
+    assert served.put(entry_for("larger than all", size_bytes=30 << 20)).status in (503, 507)
     for entry in big:
         answer = served.get(entry)
         assert answer.body == bytes(entry.buffer) if answer.status == 200 else answer.kind == "not_found"
