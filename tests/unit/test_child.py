@@ -160,7 +160,8 @@ def test_the_child_ends_when_its_parent_is_killed(tmp_path: Path, do: str) -> No
     wait_until(lambda: not alive(pid), "the helper process outlived its parent")
 
 
-def test_a_fork_keeps_no_child_of_its_parent_alive_and_starts_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_fork_keeps_no_child_of_its_parent_alive_and_starts_its_own(tmp_path: Path, asks: bool) -> None:
     pid_file, answered = tmp_path / "pids", tmp_path / "answered"
     source = (
         "import os, pathlib, signal, warnings\n"
@@ -171,9 +172,8 @@ def test_a_fork_keeps_no_child_of_its_parent_alive_and_starts_its_own(tmp_path: 
         "first = pid()\n"
         "worker = os.fork()\n"
         "if not worker:\n"
-        "    own = pid()\n"
+        f"    own = pid() if {asks} else None\n"
         f"    pathlib.Path({str(answered)!r}).write_text(str(own != first))\n"
-        "    child.close()\n"
         "    signal.pause()\n"
         f"pathlib.Path({str(pid_file)!r}).write_text(f'{{first}} {{worker}} .')\n"
         "signal.pause()\n"
