@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
 from collections import deque
 from typing import Final
@@ -83,7 +84,7 @@ class RemoteGate:
                 return False
             slowest = max(seconds for seconds, _ in self._compiles)
             largest = max(size for _, size in self._compiles)
-            round_trip = sorted(self._round_trips)[len(self._round_trips) // 2]
+            round_trip = statistics.median(self._round_trips)
             if program_bytes > _ALIKE * largest or slowest >= round_trip:
                 return False
             return self._clock.monotonic() - self._asked_seconds < _PAUSE_ROUND_TRIPS * round_trip

@@ -346,6 +346,7 @@ class Catalog:
         raise StoreUnavailable("the manifest lost to other writers again and again")
 
     def _set_aside(self, record: Record) -> None:
+        self._bucket.make_way()
         digest = record.manifest.digest
         with self._blobs.hold(digest):
             # A put of the same bytes elsewhere may have replaced the bad ones meanwhile, and its entry needs them.
@@ -364,6 +365,7 @@ class Catalog:
     def _bury(self, namespace: Namespace, key: Key, number: int, reason: str) -> None:
         tombstone = tombstone_name(namespace, key, number)
         note = canonical_json({"closed_seconds": float(self._clock.time()), "reason": reason})
+        self._bucket.make_way()
         self._create(tombstone, note)
         self._forget(namespace, key)
         self._remove(self._generations(namespace, key).superseded)

@@ -147,6 +147,9 @@ def refusal_of(error: CacheError, *, uploading: bool = False) -> Refusal:
         case StoreUnavailable():
             wait = 1.0 if error.retry_after_seconds is None else error.retry_after_seconds
             return Refusal(503, error.kind, "the service's storage did not answer", retry_after_seconds=wait)
+        case StoreError(kind=FailureKind.READ_ONLY):
+            # As where there is no room: it may pass, and what is there is served meanwhile.
+            return Refusal(507, error.kind, "the service's disk is read-only now; what it holds is served")
         case StoreError():
             return Refusal(500, FailureKind.SERVER_ERROR, "the service's storage refused; its log says why")
     return Refusal(500, FailureKind.SERVER_ERROR, "the service failed; its log says why")

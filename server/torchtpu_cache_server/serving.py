@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import resource
 import socket
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,7 +19,14 @@ from typing import Final
 import uvicorn
 
 from torchtpu_cache_core.config import DEFAULT_LISTEN
-from torchtpu_cache_core.errors import CacheError, ConfigError, StoreRefused
+from torchtpu_cache_core.errors import (
+    CacheError,
+    ConfigError,
+    FailureKind,
+    StoreError,
+    StoreFull,
+    StoreRefused,
+)
 from torchtpu_cache_core.paths import ensure_private_dir
 from torchtpu_cache_core.stores.failures import store_error
 from torchtpu_cache_server.admission import Limits
@@ -29,6 +38,8 @@ from torchtpu_cache_server.protocol import BoundedProtocol
 from torchtpu_cache_server.service import Service
 from torchtpu_cache_server.trust import is_loopback
 from torchtpu_cache_server.upkeep import Upkeep
+
+_log = logging.getLogger(__name__)
 
 GRACE_SECONDS: Final = 20
 """What running requests get to end by themselves after SIGTERM."""
@@ -110,15 +121,21 @@ class Listen:
 
 @contextlib.contextmanager
 def owned_data_dir(path: Path) -> Iterator[Path]:
-    """The data folder, private and locked for this process while the block runs.
+    """The data folder, private and locked for this process while the block runs; one on a read-only disk as it is.
 
     Raises:
         DataInUse: another service has it.
         StoreError: it cannot be made or written, or others may write to it.
     """
     ensure_private_dir(path)
+    lock, flags = path / "lock", os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | flags, 0o600)
+        except OSError as error:
+            if error.errno != errno.EROFS:
+                raise
+            descriptor = os.open(lock, os.O_RDONLY | flags)  # a lock needs no writing
     except OSError as error:
         raise store_error(error, f"{path} cannot be written to; choose another folder with --data-dir") from error
     try:
@@ -133,6 +150,51 @@ def owned_data_dir(path: Path) -> Iterator[Path]:
         os.close(descriptor)
 
 
+def open_bucket(data_dir: Path) -> tuple[FileBucket, bool]:
+    """The bucket, and whether it was proved to work; one on a disk that is full or read-only is not, with a warning.
+
+    Raises:
+        StoreError: it is of no use otherwise.
+    """
+    bucket = FileBucket(data_dir)
+    bucket.make_way()
+    proved = True
+    try:
+        bucket.probe()
+    except StoreError as error:
+        if not (isinstance(error, StoreFull) or error.kind is FailureKind.READ_ONLY):
+            raise
+        proved = False
+        _log.warning(
+            "%s cannot be written to (%s): what it holds is served, and puts are refused until it can", data_dir, error
+        )
+    bucket.keep_room()
+    return bucket, proved
+
+
+@contextlib.contextmanager
+def open_index(path: Path, *, or_elsewhere: bool) -> Iterator[SqliteIndex]:
+    """The index in `path`.
+
+    Args:
+        or_elsewhere: where it cannot be opened there, takes one in the temp folder, to be filled from the bucket.
+
+    Raises:
+        StoreError: it cannot be made or opened.
+    """
+    try:
+        index = SqliteIndex(path)
+    except StoreError as error:
+        if not or_elsewhere:
+            raise
+        with tempfile.TemporaryDirectory(prefix="torchtpu-cache-index-") as folder:
+            index = SqliteIndex(Path(folder) / path.name)
+            _log.warning("the index is in the temp folder until the next start: %s", error)
+            yield index
+        return
+    yield index
+
+
 def serve(*, listen: Listen, data_dir: Path, limits: Limits, ready: Callable[[str], None]) -> None:
     """Runs the service until SIGTERM or SIGINT, then ends what runs and returns.
 
@@ -143,13 +205,16 @@ def serve(*, listen: Listen, data_dir: Path, limits: Limits, ready: Callable[[st
         PortInUse, DataInUse, ConfigError, StoreError: it could not start; one sentence says why.
     """
     _raise_file_limit()
-    with owned_data_dir(data_dir), contextlib.closing(listen.bind()) as listener:
+    with (
+        owned_data_dir(data_dir),
+        contextlib.closing(listen.bind()) as listener,
+        contextlib.ExitStack() as stack,
+    ):
         metrics = Metrics()
-        bucket = FileBucket(data_dir)
-        bucket.probe()
+        bucket, proved = open_bucket(data_dir)
         service = Service(
             bucket,
-            SqliteIndex(data_dir / "index.sqlite"),
+            stack.enter_context(open_index(data_dir / "index.sqlite", or_elsewhere=not proved)),
             limits=limits,
             evicted=metrics.evictions.inc,
             condemned=metrics.condemned.inc,

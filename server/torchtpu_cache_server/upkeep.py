@@ -1,4 +1,4 @@
-"""What the service does on the side: flush access times, reconcile the index with the bucket, collect garbage."""
+"""What the service does on the side: keep room back, flush access times, reconcile the index, collect garbage."""
 
 from __future__ import annotations
 
@@ -85,6 +85,7 @@ class Upkeep:
 
     def run_once(self, stop: threading.Event | None = None) -> None:
         """One round; StoreError where a part of it failed, which the next round tries again."""
+        self._service.bucket.keep_room()
         self._service.flush_touches()
         first, self._is_first = self._is_first, False
         if not self._service.index.complete:

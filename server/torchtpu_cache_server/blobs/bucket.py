@@ -167,6 +167,14 @@ class Bucket(abc.ABC):
     def close(self) -> None:
         """Gives back what the bucket holds; closing twice is harmless."""
 
+    @abc.abstractmethod
+    def keep_room(self) -> None:
+        """Keeps a little room back where others could fill the disk below. Never raises, and may be called often."""
+
+    @abc.abstractmethod
+    def make_way(self) -> None:
+        """Called before an object goes: gives up what was kept back where there is no room to note it. Never raises."""
+
     def create_bytes(self, name: ObjectName, data: bytes) -> bool:
         """`stage` and `create` of a small object in one."""
         with self.stage(name) as staged:

@@ -34,10 +34,12 @@ from torchtpu_cache_server.blobs.bucket import (
     Staged,
 )
 from torchtpu_cache_server.blobs.layout import BLOBS, PROBES, ObjectName
+from torchtpu_cache_server.blobs.reserve import Reserve
 
 _TEMPORARY: Final = ".writing-"
 _PROBE: Final = re.compile(r"[0-9a-f]{16}-[0-9]+")
 _QUARANTINE: Final = "quarantine"
+_RESERVE: Final = "reserve"
 _MAX_QUARANTINED: Final = 32
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
 
@@ -120,6 +122,7 @@ class FileBucket(Bucket):
         self._token = secrets.token_hex(8)
         self._numbers = itertools.count()
         self._folders_lock = threading.Lock()
+        self._reserve = Reserve(root / _RESERVE, files)
         with translated("the data folder could not be made"):
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
 
@@ -259,6 +262,12 @@ class FileBucket(Bucket):
                         path.unlink()
                         removed += 1
         return removed
+
+    def make_way(self) -> None:
+        self._reserve.give_up_where_full()
+
+    def keep_room(self) -> None:
+        self._reserve.fill()
 
     def probe(self) -> None:
         content = secrets.token_bytes(16)
