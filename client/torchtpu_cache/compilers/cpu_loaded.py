@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from torchtpu_cache.compilers.base import ArrayShape, Loaded
-from torchtpu_cache.compilers.jaxlib_cpu import INSTALL_HINT, initialise_kernels
+from torchtpu_cache.compilers.jaxlib_cpu import INSTALL_HINT, initialise_kernels, terse_print_options
 from torchtpu_cache_core.errors import CompilerMissing
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class CpuLoaded(Loaded):
     def device_grid(self) -> tuple[int, int]:
         """Replicas and partitions as compiled in; `local_devices` repeats what the load asked for."""
         # XLA writes them into the first line of a module's text, and leaves them out where they are 1.
-        line = self._module().to_string().partition("\n")[0]
+        line = self._module().to_string(*terse_print_options()).partition("\n")[0]
         while (flat := _BRACES.sub("", line)) != line:
             line = flat
         replicas, partitions = (re.search(rf"\b{name}=(\d+)", line) for name in ("replica_count", "num_partitions"))
