@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import zstandard
@@ -49,6 +50,12 @@ class Bar:
         return Figure.at_most(name, extra * 1000, "ms", self.extra_seconds * 1000, **shown, ratio=round(ratio, 3))
 
 
+@dataclass(frozen=True)
+class _Programs:
+    canonicaliser: object
+    compilers: object
+
+
 class Machine:
     """A warm process: its tiers but memory are filled, its connection is open, its programs have aliases.
 
@@ -65,7 +72,18 @@ class Machine:
 
     def compile(self, program: bytes, target: str, node: Node) -> CompiledProgram:
         """`torchtpu_cache.compile` through this node."""
-        return compile_with(replace(self.assembly, node=node), program, target=target)
+        assembly = copy.copy(self.assembly)
+        assembly.node = node
+        return compile_with(assembly, program, target=target)
+
+    def with_compilers(self, compilers: object) -> Assembly:
+        """The machine's parts, with something else in the compilers' place."""
+        programs = _Programs(self.assembly.canonicaliser, compilers)
+        parts = {
+            name: getattr(self.assembly, name)
+            for name in ("config", "folder", "identities", "disk", "remote", "spool", "node")
+        }
+        return Assembly(**parts, programs=programs)  # type: ignore[arg-type]
 
     def publish(self, program: bytes, target: str) -> CompiledProgram:
         """Sees to it that the disk tier and the service have the program."""

@@ -22,7 +22,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 
 from bench._hits import Machine, machine, module
 from bench._kept import kept
@@ -90,7 +89,7 @@ class StandIn(Compiler):
 
 def _missed(here: Machine, compilers: object) -> float:
     """Seconds of one miss of a known program."""
-    assembly = replace(here.assembly, compilers=compilers)  # type: ignore[arg-type]
+    assembly = here.with_compilers(compilers)
     program = module(SMALL)
     started = time.perf_counter()
     compiled = compile_with(assembly, program, target="cpu")
@@ -177,7 +176,7 @@ class Timed(Compiler):
 def _real(here: Machine, name: str, rounds: int) -> Iterator[Figure]:
     program = module(name)
     timed = Timed(here.assembly.compilers.for_target("cpu"))
-    assembly = replace(here.assembly, compilers=timed)  # type: ignore[arg-type]
+    assembly = here.with_compilers(timed)
     compiles: list[float] = []
     helper: list[float] = []
 
