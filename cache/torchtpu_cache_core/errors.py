@@ -7,6 +7,7 @@
     ├── Bypass                        the request must not be cached; the compile goes on
     ├── StoreError                    a store failed; a plain miss is a value, never an error
     │   ├── StoreUnavailable          a retry later may help
+    │   │   └── BreakerOpen           the store was not even asked
     │   ├── StoreRefused              the store said no; a retry will not help
     │   ├── StoreFull                 no room
     │   ├── EntryTooLarge             over a limit, which the error names
@@ -111,6 +112,10 @@ class StoreUnavailable(StoreError):
     ) -> None:
         super().__init__(message, kind)
         self.retry_after_seconds = retry_after_seconds
+
+
+class BreakerOpen(StoreUnavailable):
+    """The store was not asked. `kind` is that of the failure that opened the breaker."""
 
 
 class StoreRefused(StoreError):

@@ -22,6 +22,7 @@ from typing import Final, TypeVar
 from torchtpu_cache_core.clock import SYSTEM_CLOCK, Clock
 from torchtpu_cache_core.entry import Entry
 from torchtpu_cache_core.errors import (
+    BreakerOpen,
     CorruptEntry,
     EntryTooLarge,
     FailureKind,
@@ -44,10 +45,6 @@ _PROBE_KEY: Final = Key("probe-" + "0" * 64)
 
 _OPENS_AT_ONCE: Final = frozenset({FailureKind.CONNECT, FailureKind.TIMEOUT})
 _REFUSALS: Final = frozenset({FailureKind.UNAUTHORIZED, FailureKind.FORBIDDEN, FailureKind.READ_ONLY})
-
-
-class BreakerOpen(StoreUnavailable):
-    """The store was not asked. `kind` is that of the failure that opened the breaker."""
 
 
 class _Right(enum.Enum):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import threading
 from collections import deque
 from typing import Final
@@ -84,7 +83,7 @@ class RemoteGate:
                 return False
             slowest = max(seconds for seconds, _ in self._compiles)
             largest = max(size for _, size in self._compiles)
-            round_trip = statistics.median(self._round_trips)
+            round_trip = sorted(self._round_trips)[len(self._round_trips) // 2]
             if program_bytes > _ALIKE * largest or slowest >= round_trip:
                 return False
             return self._clock.monotonic() - self._asked_seconds < _PAUSE_ROUND_TRIPS * round_trip

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from torchtpu_cache.breaker import BreakerOpen
 from torchtpu_cache.counters import Counters, Tier
 from torchtpu_cache.gate import Credit, RemoteGate
 from torchtpu_cache.later import Later
@@ -19,7 +18,7 @@ from torchtpu_cache.result import Result
 from torchtpu_cache.sparing import SparingLog
 from torchtpu_cache_core.clock import Clock
 from torchtpu_cache_core.entry import Entry
-from torchtpu_cache_core.errors import CorruptEntry, CorruptReason, LoadError, StoreError
+from torchtpu_cache_core.errors import BreakerOpen, CorruptEntry, CorruptReason, LoadError, StoreError
 from torchtpu_cache_core.manifest import Attestation
 from torchtpu_cache_core.names import Key
 from torchtpu_cache_core.request import Keyed

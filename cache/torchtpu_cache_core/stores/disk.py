@@ -12,9 +12,10 @@ import contextlib
 import errno
 import os
 import stat
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from torchtpu_cache_core.clock import SYSTEM_CLOCK, Clock
 from torchtpu_cache_core.entry import Entry
@@ -44,12 +45,14 @@ from torchtpu_cache_core.stores.files import FILES, Files
 from torchtpu_cache_core.stores.immutable import immutable
 from torchtpu_cache_core.stores.layout import SHARDS, Layout, shard_of
 from torchtpu_cache_core.stores.listing import entry_info
-from torchtpu_cache_core.stores.publishing import make_folder, publish
-from torchtpu_cache_core.stores.quarantine import Quarantine, Quarantined
 from torchtpu_cache_core.stores.reading import OpenFile, charged_bytes, opened, read_entry, read_header, rounded_bytes
-from torchtpu_cache_core.stores.reports import BadEntry, GcReport, VerifyReport
-from torchtpu_cache_core.stores.room import DiskLimits, Room
-from torchtpu_cache_core.stores.shards import Inventory, Shards
+
+# What only writes and housekeeping need is imported when they first happen: most jobs read.
+if TYPE_CHECKING:
+    from torchtpu_cache_core.stores.quarantine import Quarantine, Quarantined
+    from torchtpu_cache_core.stores.reports import GcReport, VerifyReport
+    from torchtpu_cache_core.stores.room import Room
+    from torchtpu_cache_core.stores.shards import Inventory, Shards
 
 ACCESS_MARK_SECONDS: Final = 60.0
 _ATTEMPTS: Final = 4
@@ -86,20 +89,50 @@ class DiskStore(Store):
     ) -> None:
         check_private_dir(root)
         self._layout = Layout(root, namespace)
-        self._limits = DiskLimits(limit_bytes=limit_bytes, limit_entries=limit_entries, min_free_bytes=min_free_bytes)
+        self._limit_bytes = limit_bytes
+        self._limit_entries = limit_entries
+        self._min_free_bytes = min_free_bytes
         self._machine_key = machine_key
         self._clock = clock
         self._files = files
-        self._shards = Shards(self._layout, files, clock)
-        self._quarantine = Quarantine(self._layout.quarantine, files, clock)
-        self._room = Room(
-            self._layout,
-            self._limits,
-            self._shards,
-            clock=clock,
-            files=files,
-            set_aside=lambda key, error: self._set_aside(key, error.reason, None),
-        )
+        self._lock = threading.Lock()  # guards the making of _writing
+        self._writing: tuple[Shards, Quarantine, Room] | None = None
+
+    def _for_writing(self) -> tuple[Shards, Quarantine, Room]:
+        with self._lock:
+            if self._writing is None:
+                from torchtpu_cache_core.stores.quarantine import Quarantine
+                from torchtpu_cache_core.stores.room import DiskLimits, Room
+                from torchtpu_cache_core.stores.shards import Shards
+
+                shards = Shards(self._layout, self._files, self._clock)
+                room = Room(
+                    self._layout,
+                    DiskLimits(
+                        limit_bytes=self._limit_bytes,
+                        limit_entries=self._limit_entries,
+                        min_free_bytes=self._min_free_bytes,
+                    ),
+                    shards,
+                    clock=self._clock,
+                    files=self._files,
+                    set_aside=lambda key, error: self._set_aside(key, error.reason, None),
+                )
+                quarantine = Quarantine(self._layout.quarantine, self._files, self._clock)
+                self._writing = (shards, quarantine, room)
+            return self._writing
+
+    @property
+    def _shards(self) -> Shards:
+        return self._for_writing()[0]
+
+    @property
+    def _quarantine(self) -> Quarantine:
+        return self._for_writing()[1]
+
+    @property
+    def _room(self) -> Room:
+        return self._for_writing()[2]
 
     @property
     def capabilities(self) -> Capabilities:
@@ -177,8 +210,8 @@ class DiskStore(Store):
         outlives this process, but perhaps no loss of power."""
         block = b"" if attestation is None else attestation.to_block()
         size = rounded_bytes(entry.size_bytes + len(block))
-        if size > self._limits.limit_bytes:
-            raise EntryTooLarge(size, self._limits.limit_bytes)
+        if size > self._limit_bytes:
+            raise EntryTooLarge(size, self._limit_bytes)
         entry = immutable(entry)
         made_room = False
         with translated("the entry could not be written"):
@@ -200,6 +233,8 @@ class DiskStore(Store):
         self, entry: Entry, block: bytes, attestation: Attestation | None, size_bytes: int, *, first: bool
     ) -> PutOutcome | None:
         """One try; None if somebody else took the key meanwhile."""
+        from torchtpu_cache_core.stores.publishing import publish
+
         path, shard = self._layout.entry(entry.key), shard_of(entry.key)
         self._make_folders(shard, trusting=first)
         winner = self._standing(entry.key)
@@ -225,6 +260,8 @@ class DiskStore(Store):
 
     def _make_folders(self, shard: int, *, trusting: bool) -> None:
         """Makes what is missing. `trusting` looks no further where the folders are there."""
+        from torchtpu_cache_core.stores.publishing import make_folder
+
         folder = self._layout.shard_dir(shard)
         if trusting:
             with contextlib.suppress(FileNotFoundError):
@@ -275,6 +312,8 @@ class DiskStore(Store):
             try:
                 self._quarantine.take(path, key, reason)
             except FileNotFoundError:
+                from torchtpu_cache_core.stores.publishing import make_folder
+
                 make_folder(self._files, self._layout.quarantine, self._layout.root)
                 self._quarantine.take(path, key, reason)
         except OSError:
@@ -291,6 +330,9 @@ class DiskStore(Store):
         Raises:
             StoreError: the store cannot be listed or written.
         """
+        from torchtpu_cache_core.stores.publishing import make_folder
+        from torchtpu_cache_core.stores.reports import GcReport
+
         with translated("the disk store could not be collected"):
             if not self._shards.present():
                 return GcReport(entries=0, size_bytes=0, evicted=0, leftovers_removed=0, foreign=())
@@ -326,6 +368,8 @@ class DiskStore(Store):
         Raises:
             StoreError: the store cannot be listed.
         """
+        from torchtpu_cache_core.stores.reports import VerifyReport
+
         report = VerifyReport()
         with translated("the disk store could not be checked"):
             shards = self._shards.present()
@@ -339,6 +383,8 @@ class DiskStore(Store):
         return report
 
     def _verify(self, key: Key, repair: bool, report: VerifyReport) -> None:
+        from torchtpu_cache_core.stores.reports import BadEntry
+
         file: OpenFile | None = None
         try:
             with opened(self._files, self._layout.entry(key)) as file:
