@@ -114,13 +114,13 @@ class _Disk(Kind):
         if self.chance.random() < 0.7:
             store.gc()
             return
-        account, since = Layout(self.root, DEFAULT_NAMESPACE).account, clock.time() - 1
+        since = clock.time() - 1
         label = f"later {next(self.labels)}"
         for number in range(_SCANNING_PUTS):
             entry = entry_for(f"{label} {number}", size_bytes=100, compile_seconds=0.0)
             store.put(entry)
             self.written[entry.key] = entry.digest
-            ledger = Ledger.from_bytes(account.read_bytes())
+            ledger = self.ledger()
             if ledger is not None and min(ledger.scanned_seconds) >= since:
                 return
         self.tally.account_off.append(f"{_SCANNING_PUTS} puts did not look at every shard")
@@ -132,7 +132,7 @@ class _Disk(Kind):
         entries = files & {layout.entry(key) for key in self.written}
         known = entries | {layout.account, self.root / "machine.key"} | self.foreign()
         self.found_leftovers((path for path in files if path.parent != layout.quarantine), known, self.root)
-        ledger = Ledger.from_bytes(layout.account.read_bytes())
+        ledger = self.ledger()
         size = sum(charged_bytes(path.lstat()) for path in entries)
         stats = store.stats()
         if ledger is None or any(ledger.reservations) or any(ledger.reserved_bytes):
@@ -141,6 +141,13 @@ class _Disk(Kind):
             tally.account_off.append(f"{stats.entries} entries, {stats.size_bytes} bytes: {len(entries)}, {size} exist")
         if len(entries) > self.limit_entries or size > self.limit_entries * LARGEST_BYTES:
             tally.account_off.append(f"over the limit: {len(entries)} entries, {size} bytes")
+
+    def ledger(self) -> Ledger | None:
+        """The account as it stands on the disk: None where it cannot be read, an empty one where there is none."""
+        try:
+            return Ledger.from_bytes(Layout(self.root, DEFAULT_NAMESPACE).account.read_bytes())
+        except FileNotFoundError:
+            return Ledger()
 
     def foreign(self) -> set[Path]:
         """What others have put there."""
@@ -186,7 +193,7 @@ class Evictions(Puts):
 
     def check_readable(self, store: DiskStore) -> None:
         super().check_readable(store)
-        ledger = Ledger.from_bytes(Layout(self.root, DEFAULT_NAMESPACE).account.read_bytes())
+        ledger = self.ledger()
         reserved = 0 if ledger is None else sum(ledger.reservations)
         if reserved > _RESERVED:
             self.tally.account_off.append(
