@@ -16,9 +16,11 @@ from torchtpu_cache.node import Node
 from torchtpu_cache.remote import RemoteStore
 from torchtpu_cache.spool import Spool
 from torchtpu_cache_core.clock import SYSTEM_CLOCK, Clock
+from torchtpu_cache_core.entry import Entry
+from torchtpu_cache_core.manifest import Attestation
 from torchtpu_cache_core.names import DEFAULT_NAMESPACE
 from torchtpu_cache_core.request import Request, ResolvedRequest, resolve
-from torchtpu_cache_core.store import Store
+from torchtpu_cache_core.store import PutOutcome, PutStatus, Store
 from torchtpu_cache_core.stores.disk import DiskStore
 from torchtpu_cache_core.stores.files import FILES, Files
 from torchtpu_cache_core.stores.machine_key import machine_key
@@ -62,12 +64,12 @@ class Rig:
         self.wrong = 0
         self.lost = 0
         self.answers = 0
-        self.disk: DiskStore | None = None
+        self.disk: CountingDisk | None = None
         self.breaker: BreakerStore | None = None
         self.spool: Spool | None = None
         key = None
         if folder is not None:
-            self.disk = DiskStore(
+            self.disk = CountingDisk(
                 folder,
                 DEFAULT_NAMESPACE,
                 limit_bytes=limit_bytes,
@@ -111,6 +113,17 @@ class Rig:
 
     def close(self) -> None:
         self.node.close()
+
+
+class CountingDisk(DiskStore):
+    """A disk tier that knows what it took; `created` is changed by one thread of a node at a time."""
+
+    created = 0
+
+    def put(self, entry: Entry, attestation: Attestation | None = None) -> PutOutcome:
+        outcome = super().put(entry, attestation)
+        self.created += outcome.status is PutStatus.CREATED
+        return outcome
 
 
 class NoisyCompiler(FakeCompiler):
