@@ -12,8 +12,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from torchtpu_cache.api import default_assembly
 from torchtpu_cache.jax.program import check_module, check_options, keyed
@@ -35,25 +34,23 @@ _MISS: Final = (None, None)
 _PROFILE_GUIDED: Final = ("jax_enable_pgle", "jax_compilation_cache_expect_pgle")
 
 
-@dataclass(slots=True)
+# Plain classes and tuples below: a frozen dataclass takes most of a millisecond to make, and a job waits for each.
+
+
 class _Call:
     """A program on its way through JAX's compile call; also what JAX takes for its cache on that way.
 
     Args:
         given: the compile call's arguments by name.
-        program: what it is to the cache; None before JAX asks, and for what bypasses.
-        bypassed: it is compiled without the cache.
-        waits: it was not found, and is being compiled.
-        offered: the bytes that `get` gives to JAX while it loads.
-        taken: the bytes that JAX gave to `put`.
     """
 
-    given: dict[str, Any]
-    program: JaxProgram | None = None
-    bypassed: bool = False
-    waits: bool = False
-    offered: bytes | None = None
-    taken: bytes | None = None
+    def __init__(self, given: dict[str, Any]) -> None:
+        self.given = given
+        self.program: JaxProgram | None = None  # None before JAX asks, and for what bypasses
+        self.bypassed = False
+        self.waits = False  # it was not found, and is being compiled
+        self.offered: bytes | None = None  # what `get` gives to JAX while it loads
+        self.taken: bytes | None = None  # what JAX gave to `put`
 
     def get(self, key: str) -> bytes | None:
         return self.offered
@@ -62,11 +59,11 @@ class _Call:
         self.taken = value
 
 
-@dataclass(frozen=True, slots=True)
 class _Contained:
     """A block that ends at a fault of ours, which is logged; no exception but an interrupt leaves it."""
 
-    failure: str
+    def __init__(self, failure: str) -> None:
+        self.failure = failure
 
     def __enter__(self) -> None:
         pass
@@ -82,8 +79,7 @@ class _Local(threading.local):
     call: _Call | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Release:
+class Release(NamedTuple):
     """What this process's JAX is: its version, how it compresses, and for people its name with jaxlib's."""
 
     version: str

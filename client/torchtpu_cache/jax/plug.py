@@ -14,9 +14,8 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from torchtpu_cache import __version__, api
 from torchtpu_cache.counters import Counters
@@ -54,8 +53,7 @@ class NotTaken(CacheError):
     """This release of JAX lacks something that the adapter stands on."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Plug:
+class _Plug(NamedTuple):
     """What was replaced: (module, name, ours, theirs), and the flags as they were."""
 
     adapter: Adapter

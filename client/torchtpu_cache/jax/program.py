@@ -8,7 +8,6 @@ and how it compresses.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from torchtpu_cache_core.canonical.allowlist import HOST_TRANSFER
@@ -27,24 +26,27 @@ _BYTES_PER_OPERATION: Final = 40
 """Of stripped bytecode: about what a module of the size measures elsewhere."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JaxProgram:
     """A program of JAX with its key; a `request.Keyed`."""
 
-    key: Key
-    components: tuple[Component, ...]
-    compiler: str
-    operations: int
-    environment: Environment = field(repr=False)
-    executable_format: str = FORMAT_JAX
+    executable_format = FORMAT_JAX
+
+    def __init__(
+        self, key: Key, components: tuple[Component, ...], *, compiler: str, operations: int, environment: Environment
+    ) -> None:
+        self.key = key
+        self.components = components
+        self.compiler = compiler
+        self._operations = operations
+        self._environment = environment
 
     @property
     def program_bytes(self) -> int:
-        return self.operations * _BYTES_PER_OPERATION
+        return self._operations * _BYTES_PER_OPERATION
 
     def check_files(self) -> None:
-        self.environment.check_unchanged(os.environ)
-        self.environment.check_files()
+        self._environment.check_unchanged(os.environ)
+        self._environment.check_files()
 
 
 def keyed(
@@ -65,8 +67,8 @@ def keyed(
         *environment.components(),
     )
     return JaxProgram(
-        key=key_of(components),
-        components=components,
+        key_of(components),
+        components,
         compiler=target.compiler,
         operations=operations,
         environment=environment,
