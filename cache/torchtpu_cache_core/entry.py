@@ -185,12 +185,17 @@ class Frame:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
-    """A whole, checked entry over a buffer that nobody changes (bytes, or a read-only mapping of a file)."""
+    """A whole, checked entry over a buffer that nobody changes.
+
+    Args:
+        owned: nobody else holds the buffer, so that it stays as it is though its memory could be written to.
+    """
 
     header: Header
     digest: Digest
     buffer: memoryview
     frame: Frame
+    owned: bool = field(default=False, repr=False)
     _unpacked: list[bytes | memoryview] = field(default_factory=list, repr=False)
 
     @property

@@ -224,7 +224,7 @@ class RemoteStore(Store):
             header, digest = verifier.finish()
         except EntryTooLarge as error:
             raise CorruptEntry(CorruptReason.LENGTH, "declares more than the service sent") from error
-        entry = Entry(header, digest, buffer.toreadonly(), verifier.frame)
+        entry = Entry(header, digest, buffer.toreadonly(), verifier.frame, owned=True)
         entry.check(key)
         if answer.headers.get("etag") != wire.etag(digest):
             raise CorruptEntry(CorruptReason.DIGEST, "the service announced another digest")

@@ -6,11 +6,11 @@ from torchtpu_cache_core.entry import Entry
 
 
 def immutable(entry: Entry) -> Entry:
-    """`entry` itself where its buffer is `bytes`; otherwise a checked copy, so that the caller may reuse its own.
+    """`entry` itself where its buffer is `bytes` or its own; else a checked copy, so that the caller may reuse its own.
 
     Raises:
         CorruptEntry: the buffer changed since the entry was parsed.
     """
-    if type(entry.buffer.obj) is bytes:
+    if entry.owned or type(entry.buffer.obj) is bytes:
         return entry
     return Entry.parse(bytes(entry.buffer))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from torchtpu_cache_core.entry import (
 from torchtpu_cache_core.errors import CorruptEntry, CorruptReason, EntryTooLarge, InvalidRequest
 from torchtpu_cache_core.jsontext import strict_json_object
 from torchtpu_cache_core.key import Component
+from torchtpu_cache_core.stores.immutable import immutable
 from torchtpu_cache_core.testing.entries import (
     Corruption,
     components_for,
@@ -260,3 +262,14 @@ def test_rivals_share_a_key_and_nothing_else() -> None:
     assert rival.key == _ENTRY.key
     assert rival.digest != _ENTRY.digest
     assert payload_of(rival) != payload_of(_ENTRY)
+
+
+def test_a_buffer_that_others_hold_is_copied_and_one_of_its_own_is_not() -> None:
+    made = entry_for("program")
+    shared = Entry.parse(bytearray(made.buffer))
+    assert immutable(made) is made
+    copied = immutable(shared)
+    assert copied is not shared
+    assert type(copied.buffer.obj) is bytes
+    owned = dataclasses.replace(shared, owned=True)
+    assert immutable(owned) is owned
