@@ -79,12 +79,12 @@ class Admission:
 
         Raises:
             EntryTooLarge: over a limit that no eviction can help with.
-            StoreFull: it is tight, and nothing can be evicted.
+            StoreFull: it is tight, and nothing can be evicted, or all of it were not enough on a disk that others fill.
             StoreUnavailable: it is tight, and the index is in doubt, so that nothing can be evicted now.
         """
         self.check_size(size_bytes)
         if self._is_tight(charged_bytes(size_bytes), 1):
-            self._check_evictable()
+            self._check_evictable(charged_bytes(size_bytes))
         room = Room(self)
         try:
             yield room
@@ -123,17 +123,25 @@ class Admission:
             return True
         if totals.entries + taken_entries > self.limits.limit_entries:
             return True
+        return self._lacking_bytes(taken_bytes) > 0
+
+    def _lacking_bytes(self, taken_bytes: int) -> int:
+        """How much more must be free on the disk."""
         space = self._bucket.space()
         if space is None:
-            return False
+            return 0
         # What is being received counts twice, as taken and as gone from the disk: on the safe side.
         spare_bytes = min(self.limits.min_free_bytes, space.total_bytes // 20)
-        return space.free_bytes - taken_bytes < spare_bytes
+        return spare_bytes + taken_bytes - space.free_bytes
 
-    def _check_evictable(self) -> None:
+    def _check_evictable(self, more_bytes: int = 0) -> None:
         if not self._index.complete:
             raise StoreUnavailable("the index is being rebuilt; there is no room without it", FailureKind.IO, 5.0)
-        if not self._index.totals().entries:
+        totals = self._index.totals()
+        with self._lock:
+            taken_bytes = self._taken_bytes + more_bytes
+        # Where others fill the disk, dropping all that is here would help nobody.
+        if not totals.entries or self._lacking_bytes(taken_bytes) > totals.charged_bytes:
             raise _full()
 
     def _victims(self, limit: int) -> list[Record]:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from support.faultybucket import FaultyBucketFiles
 from torchtpu_cache_core.errors import FailureKind, StoreFull, StoreRefused, StoreUnavailable
 from torchtpu_cache_core.names import DEFAULT_NAMESPACE
 from torchtpu_cache_core.testing.entries import entry_for
-from torchtpu_cache_core.testing.faults import Fault, FaultyFiles
+from torchtpu_cache_core.testing.faults import Fault
 from torchtpu_cache_server import serving
 from torchtpu_cache_server.blobs.files import FileBucket
 from torchtpu_cache_server.blobs.reserve import FILE_BYTES, FILES, Reserve
@@ -23,7 +24,7 @@ from torchtpu_cache_server.service import Service
 WELL = (1 << 30, 100_000)
 
 
-class Disk(FaultyFiles):
+class Disk(FaultyBucketFiles):
     """Says of itself how many bytes and inodes are free."""
 
     def __init__(self, free: tuple[int, int] = WELL) -> None:
@@ -184,3 +185,21 @@ def test_an_index_that_cannot_be_written_is_replaced_by_one_in_the_temp_folder(
 def test_an_index_that_cannot_be_opened_stops_a_service_whose_disk_is_well(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable), serving.open_index(tmp_path / "absent" / "i.sqlite", or_elsewhere=False):
         pytest.fail("it opened")
+
+
+def test_nothing_goes_for_what_would_not_fit_all_the_same(tmp_path: Path) -> None:
+    """On a disk that others fill: a put evicts where that helps, and is refused where it would not."""
+    disk = Disk()
+    with Service(FileBucket(tmp_path / "data", files=disk), SqliteIndex(tmp_path / "index.sqlite")) as service:
+        service.index.set_complete(True)
+        held = [entry_for(f"held {i}", size_bytes=100_000) for i in range(5)]
+        for entry in held:
+            service.put(DEFAULT_NAMESPACE, entry)
+        disk.free = (300_000, 100_000)
+        with pytest.raises(StoreFull):
+            service.put(DEFAULT_NAMESPACE, entry_for("much too large", size_bytes=10_000_000))
+        assert service.stats().entries == len(held)
+        disk.free = (0, 100_000)
+        with pytest.raises(StoreFull):
+            service.put(DEFAULT_NAMESPACE, entry_for("small", size_bytes=1000))
+        assert service.stats().entries == len(held)
