@@ -96,7 +96,7 @@ def _asked(served: Served, name: str, standing: list[Entry], count: int) -> tupl
     reads: Counter[int] = Counter()
     puts: Counter[str] = Counter()
     for number in range(count):
-        reads[_read(served, standing[number % STANDING])] += 1
+        reads[_read(served, standing[number % len(standing)])] += 1
         put = served.put(entry_for(f"{name} in vain {number}", size_bytes=50_000))
         puts[f"{put.status} {put.kind}" if put.status in _REFUSED else str(put.status)] += 1
     return reads, puts
@@ -124,16 +124,15 @@ def _client(name: str, folder: Path, served: Served) -> Iterator[Figure]:
 
 def _deletes(name: str, served: Served, standing: list[Entry]) -> Iterator[Figure]:
     """Frees room by hand, as an operator would; a read-only disk cannot."""
-    gone = standing.pop()
-    answer = served.ask("DELETE", f"/v1/default/entries/{gone.key}")
+    key = served.ask("GET", "/v1/default/entries?limit=1").json["entries"][0]["key"]
+    answer = served.ask("DELETE", f"/v1/default/entries/{key}")
     expected = 507 if name.endswith("read_only") else 204
     yield Figure.none_of(f"{name}.delete_failed", int(answer.status != expected), 1, status=answer.status)
     if expected == 204:
-        left = served.get(gone).status
+        standing[:] = [entry for entry in standing if entry.key != key]
+        left = served.ask("GET", f"/v1/default/entries/{key}").status
         put = served.put(entry_for(f"{name} after the delete", size_bytes=20_000)).status
         yield Figure.none_of(f"{name}.deleted_entry_served", int(left != 404), 1, put_after_delete=put)
-    else:
-        standing.append(gone)
 
 
 def _started(name: str, served: Served, standing: list[Entry], log: Path) -> Iterator[Figure]:

@@ -28,6 +28,7 @@ from torchtpu_cache_core.stores.memory import MemoryStore
 from torchtpu_cache_core.testing.entries import executable_for
 
 PROGRAM_BYTES = 2000
+SETTLE_SECONDS = 120.0
 
 
 def program(name: str) -> ResolvedRequest:
@@ -106,6 +107,12 @@ class Rig:
         taken = (time.perf_counter() - started) * 1000
         self.wrong += bytes(result.executable) != self.compiler.executable(resolved.request)
         return taken, result.tier
+
+    def settle(self) -> None:
+        """Waits until all that was asked for is stored or has failed; a disk in trouble may take its time."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while self.node._later is not None and not self.node._later.flush():
+            assert time.monotonic() < deadline, "what waits for the disk does not get through"
 
     def totals(self) -> dict[str, Any]:
         """What the node counted so far."""
