@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
-from torchtpu_cache_core.canonical.files import PLAIN
+from torchtpu_cache_core.canonical.files import PLAIN, noting_files
 from torchtpu_cache_core.errors import Bypass
 from torchtpu_cache_core.key import SCHEME, Component, key_of
 
 if TYPE_CHECKING:
     from torchtpu_cache_core.canonical.environment import Environment
+    from torchtpu_cache_core.identity import Signature
     from torchtpu_cache_core.names import Key
 
 FORMAT_PJRT: Final = "pjrt"
@@ -155,18 +156,23 @@ class Keyed(Protocol):
         """Refuses to publish what was compiled while the files that its flags and options name were changed.
 
         Raises:
-            Bypass: one has another content now than the key says.
+            Bypass: one was written or replaced since the key was made.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedRequest:
-    """A request with its key and the components that the key was made of; a `Keyed`."""
+    """A request with its key and the components that the key was made of; a `Keyed`.
+
+    Args:
+        files: those that options name, with what `stat` said of each when it was read.
+    """
 
     request: Request
     key: Key
     components: tuple[Component, ...]
+    files: tuple[tuple[str, Signature], ...] = field(default=(), compare=False, repr=False)
 
     @property
     def executable_format(self) -> str:
@@ -184,7 +190,7 @@ class ResolvedRequest:
         """Refuses to publish what was compiled while the files that its flags and options name were changed.
 
         Raises:
-            Bypass: one has another content now than the key says.
+            Bypass: one was written or replaced since the key was made.
         """
         request = self.request
         request.environment.check_files()
@@ -192,8 +198,9 @@ class ResolvedRequest:
             return
         from torchtpu_cache_core.canonical.options import options_components
 
-        options = options_components(request.options, position_independent=request.target.position_independent)
-        if not set(options) <= set(self.components):
+        with noting_files() as noted:
+            options = options_components(request.options, position_independent=request.target.position_independent)
+        if not set(options) <= set(self.components) or tuple(sorted(noted.items())) != self.files:
             raise Bypass("environment_changed", "a file that an option names changed during the compile")
 
 
@@ -216,13 +223,15 @@ def resolve(request: Request, resolver: ProgramResolver) -> ResolvedRequest:
     from torchtpu_cache_core.canonical.options import options_components
 
     program = resolver.resolve(request.program)
+    with noting_files() as noted:
+        options = options_components(request.options, position_independent=request.target.position_independent)
     components = (
         Component.of("scheme", SCHEME),
         Component.of("executable_format", request.executable_format),
         Component.of("program.form", program.form),
         Component.digested("program", program.sha256, program.size_bytes),
-        *options_components(request.options, position_independent=request.target.position_independent),
+        *options,
         *request.target.components(),
         *request.environment.components(),
     )
-    return ResolvedRequest(request, key_of(components), components)
+    return ResolvedRequest(request, key_of(components), components, tuple(sorted(noted.items())))

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Self
 
-from torchtpu_cache_core.canonical.files import file_value, read_flag_file
+from torchtpu_cache_core.canonical.files import file_value, noting_files, read_flag_file
 from torchtpu_cache_core.canonical.flags import Flags, parse_argv, parse_init_args, parse_xla_flags
 from torchtpu_cache_core.canonical.rules import (
     DROPPED_PLUGIN_OPTIONS,
@@ -23,6 +23,7 @@ from torchtpu_cache_core.canonical.rules import (
 )
 from torchtpu_cache_core.canonical.values import canonical_value
 from torchtpu_cache_core.errors import Bypass
+from torchtpu_cache_core.identity import Signature
 from torchtpu_cache_core.key import Component
 
 _XLA_ROADS: Final = ("XLA_FLAGS", "TF_XLA_FLAGS")
@@ -51,6 +52,7 @@ class Environment:
         parts: sorted (name, canonical value) pairs of which each is a component `env.<name>`.
         taken: the same variables as they were given, for `check_unchanged`.
         argv: the command line as it was given, for `check_files`.
+        files: paths that were read, with what `stat` said of each then, for `check_files`.
         unidentified: why these surroundings have no components, as reason and detail of a Bypass; else empty.
     """
 
@@ -59,6 +61,7 @@ class Environment:
     parts: tuple[tuple[str, str], ...]
     taken: tuple[tuple[str, str], ...]
     argv: tuple[str, ...] = ()
+    files: tuple[tuple[str, Signature], ...] = field(default=(), compare=False, repr=False)
     unidentified: tuple[str, ...] = ()
 
     @classmethod
@@ -89,23 +92,8 @@ class Environment:
             InvalidRequest: an option or extra is no plain value.
         """
         taken = _relevant(environ)
-        variables = dict(taken)
-        roads: list[tuple[str, Flags]] = []
-        for road in _XLA_ROADS:
-            if variables.get(road):
-                text = _flag_text(road, variables[road])
-                roads.append((road, parse_xla_flags(text)))
-                variables[road] = _inline(variables[road], text)
-        if variables.get(_INIT_ARGS_ROAD):
-            roads.append((_INIT_ARGS_ROAD, parse_init_args(variables[_INIT_ARGS_ROAD])))
-        given = parse_argv(argv)
-        if given.flags or given.rest:
-            roads.append((_ARGV_ROAD, given))
-        parts: dict[str, str] = {}
-        for road, flags in roads:
-            parts |= _road_parts(road, flags.canonical())
-        plain = {n: v for n, v in taken if n not in (*_XLA_ROADS, _INIT_ARGS_ROAD)}
-        parts |= _shown("variables", {name: file_value(name, value) for name, value in plain.items()}, _VARIABLE)
+        with noting_files() as noted:
+            variables, roads, parts = _read(taken, argv)
         kept = {n: canonical_value(v) for n, v in plugin_options.items() if n not in DROPPED_PLUGIN_OPTIONS}
         parts |= _road_parts(_PLUGIN_ROAD, kept)
         parts |= _road_parts(_EXTRA_ROAD, {name: canonical_value(value) for name, value in extras.items()})
@@ -115,6 +103,7 @@ class Environment:
             parts=tuple(sorted(parts.items())),
             taken=taken,
             argv=tuple(argv),
+            files=tuple(sorted(noted.items())),
         )
 
     def components(self) -> list[Component]:
@@ -153,12 +142,13 @@ class Environment:
         content the compiler saw.
 
         Raises:
-            Bypass: a file now has another content than at the snapshot, or cannot be read any more.
+            Bypass: a file was written or replaced since the snapshot, even by the same content, or is not readable.
         """
         if not self.taken and not any(word.startswith("-") for word in self.argv):
             return  # nothing was given that could name a file
         now = Environment.snapshot(dict(self.taken), self.argv)
-        if now.parts != tuple(part for part in self.parts if not part[0].startswith(_GIVEN_ROADS)):
+        parts = tuple(part for part in self.parts if not part[0].startswith(_GIVEN_ROADS))
+        if (now.parts, now.files) != (parts, self.files):
             raise Bypass("environment_changed", "a file that a flag names changed during the compile")
 
 
@@ -170,6 +160,30 @@ def _relevant(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
             if (name.startswith(KEPT_PREFIXES) or name in KEPT_VARIABLES) and name not in DROPPED_VARIABLES
         )
     )
+
+
+def _read(
+    taken: Iterable[tuple[str, str]], argv: Sequence[str]
+) -> tuple[dict[str, str], list[tuple[str, Flags]], dict[str, str]]:
+    """The variables with the content of flag files, flags by road, and the parts that both come to."""
+    variables = dict(taken)
+    plain = {n: v for n, v in variables.items() if n not in (*_XLA_ROADS, _INIT_ARGS_ROAD)}
+    roads: list[tuple[str, Flags]] = []
+    for road in _XLA_ROADS:
+        if variables.get(road):
+            text = _flag_text(road, variables[road])
+            roads.append((road, parse_xla_flags(text)))
+            variables[road] = _inline(variables[road], text)
+    if variables.get(_INIT_ARGS_ROAD):
+        roads.append((_INIT_ARGS_ROAD, parse_init_args(variables[_INIT_ARGS_ROAD])))
+    given = parse_argv(argv)
+    if given.flags or given.rest:
+        roads.append((_ARGV_ROAD, given))
+    parts: dict[str, str] = {}
+    for road, flags in roads:
+        parts |= _road_parts(road, flags.canonical())
+    parts |= _shown("variables", {name: file_value(name, value) for name, value in plain.items()}, _VARIABLE)
+    return variables, roads, parts
 
 
 def _flag_text(road: str, value: str) -> str:

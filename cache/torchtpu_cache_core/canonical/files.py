@@ -1,16 +1,24 @@
-"""Files that a flag or an option names: their content is part of what is compiled."""
+"""Files that a flag or an option names: their content is part of what is compiled.
+
+Content alone would not tell that a file was changed while a compiler read it, and changed back. So what is read can be
+noted with what `stat` says of it, and held against what it says after the compile.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import stat
+from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Final
 
 from torchtpu_cache_core.canonical.rules import FILE_FLAGS
 from torchtpu_cache_core.errors import Bypass
+from torchtpu_cache_core.identity import Signature, signature_of
 from torchtpu_cache_core.regular import open_regular
 
 MAX_FLAG_FILE_BYTES: Final = 256 << 20
@@ -20,6 +28,25 @@ PLAIN: Final = re.compile(r"true|false|[+-]?[0-9]{1,32}(\.[0-9]{0,32})?([eE][+-]
 """Booleans and numbers: what only a flag that is known to name a file takes for a file's name."""
 
 _LOOKS_READ: Final = re.compile(r"(^|(?<= ))(content|folder):sha256:[0-9a-f]{64}( literal)*\Z")
+
+_noted: ContextVar[dict[str, Signature] | None] = ContextVar("noted files", default=None)
+
+
+@contextlib.contextmanager
+def noting_files() -> Iterator[dict[str, Signature]]:
+    """Notes each file and folder that is read in the block, by the path that names it."""
+    noted: dict[str, Signature] = {}
+    token = _noted.set(noted)
+    try:
+        yield noted
+    finally:
+        _noted.reset(token)
+
+
+def _note(path: str, status: os.stat_result) -> None:
+    noted = _noted.get()
+    if noted is not None:
+        noted[path] = signature_of(status)
 
 
 def file_value(flag: str, value: str) -> str:
@@ -63,6 +90,7 @@ def read_flag_file(flag: str, path: str) -> bytes:
     """
     try:
         with open_regular(path, follows_links=True) as file:
+            _note(path, os.fstat(file.fileno()))
             content = file.read(MAX_FLAG_FILE_BYTES + 1)
     except (OSError, ValueError):
         raise _unreadable(flag, path) from None
@@ -77,6 +105,7 @@ def _digest(flag: str, path: str) -> str:
 
 def _folder_digest(flag: str, path: str) -> str:
     try:
+        _note(path, Path(path).stat())
         names = sorted(entry.name for entry in os.scandir(path) if entry.is_file())
     except OSError:
         raise _unreadable(flag, path) from None

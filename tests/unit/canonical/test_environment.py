@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+from support.waiting import rewrite
 from torchtpu_cache_core.canonical.environment import Environment
 from torchtpu_cache_core.canonical.rules import DROPPED_VARIABLES
 from torchtpu_cache_core.errors import Bypass, InvalidRequest
@@ -134,6 +136,29 @@ def test_a_file_that_changes_after_the_snapshot_bypasses(tmp_path: Path, environ
     flags.unlink()
     with pytest.raises(Bypass):
         environment.check_files()
+
+
+@pytest.mark.parametrize("environ", [{"XLA_FLAGS": "{}"}, {"LIBTPU_INIT_ARGS": "--flagfile={}"}, {"TPU_X": "{}"}])
+@pytest.mark.parametrize("by", ["writing", "replacing"])
+def test_a_file_that_was_changed_and_changed_back_bypasses(tmp_path: Path, environ: dict[str, str], by: str) -> None:
+    """A compiler may have read it in between."""
+    flags = tmp_path / "flags"
+    flags.write_text("--xla_a=1")
+    status = flags.stat()
+    environment = taken({name: value.format(flags) for name, value in environ.items()})
+    environment.check_files()
+    if by == "writing":
+        rewrite(flags, "--xla_a=2")
+        rewrite(flags, "--xla_a=1")
+    else:
+        other = tmp_path / "other"
+        other.write_text("--xla_a=1")
+        other.replace(flags)
+    os.utime(flags, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(Bypass) as caught:
+        environment.check_files()
+    assert caught.value.reason == "environment_changed"
+    assert taken({name: value.format(flags) for name, value in environ.items()}) == environment
 
 
 def test_a_variable_cannot_pose_as_a_flag() -> None:
