@@ -1,0 +1,173 @@
+"""Compile seconds saved per GB, against LRU, on a generated trace of a fleet.
+
+The trace (tests/support/fleet.py says what it is made of, and from what) is weeks of programs being asked for by
+training and serving jobs, sweeps, batches and people at work, with new releases of libtpu in between. Two tiers are
+driven with it, each alone: a miss is a compile, and its result is stored; a hit saves the program's compile seconds.
+
+- disk: what single machines of the fleet ask for, each with the disk tier's own account, shards and eviction.
+- service: what reaches the service, with its own index and admission.
+
+LRU is the same code, told that every program compiles in no time, or the textbook's LRU, whichever saves more. Every
+run begins empty. A size is a share of the bytes that are asked for in a week, on average. Seconds saved per GB are the
+compile seconds of all hits over the size, so at one size the ratio of two policies is that of their seconds. The figure
+is the geometric mean of the ratios over all seeds and over four sizes, from a sixteenth to half of a week; a whole
+week, where hardly anything must go, is told beside it, and so are hit rates, by count and by seconds, over all seeds.
+
+The same is told of two other traces: `measured`, where compile seconds are what sizes tell, without any spread, and
+`plain`, where every byte costs the same and nobody tries programs that never come back, so that nothing but recency and
+repetition is left to go by.
+
+Excluded: executables, HTTP and fsync; what a fetch from the next tier costs; machines that ask at the same moment.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import enum
+import functools
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from bench._tiers import DiskTier, ExactLru, ServiceTier, Tier
+from support.figures import Figure, Size
+from support.fleet import WEEK, Fleet, Request, Variant
+
+BAR: Final = 1.2
+SHARES: Final = {"1/16 week": 1 / 16, "1/8 week": 1 / 8, "1/4 week": 1 / 4, "1/2 week": 1 / 2}
+WHOLE: Final = {"a week": 1.0}
+SHORT_SHARES: Final = {"1/8 week": 1 / 8}
+TIERS: Final[dict[str, type[Tier]]] = {"disk": DiskTier, "service": ServiceTier}
+
+
+class Policy(enum.Enum):
+    OURS = "ours"
+    SAME_CODE_LRU = "lru, same code"
+    EXACT_LRU = "lru, exact"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One way through one trace. `machine` is of the disk tier; the service has one."""
+
+    tier: str
+    variant: Variant
+    size: Size
+    seed: int
+    machine: int
+    share: float = 0.0
+    policy: Policy = Policy.OURS
+
+
+@dataclass
+class Saved:
+    """What a policy came to, perhaps over several traces."""
+
+    asked: int = 0
+    hits: int = 0
+    asked_seconds: float = 0.0
+    saved_seconds: float = 0.0
+    size_bytes: float = 0.0
+
+    def count(self, request: Request, *, hit: bool) -> None:
+        self.asked += 1
+        self.asked_seconds += request.program.compile_seconds
+        if hit:
+            self.hits += 1
+            self.saved_seconds += request.program.compile_seconds
+
+    def add(self, other: Saved) -> None:
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+    def told(self) -> dict[str, float]:
+        return {
+            "hit_rate": round(self.hits / self.asked, 3),
+            "hit_rate_by_seconds": round(self.saved_seconds / self.asked_seconds, 3),
+            "seconds_per_gb": round(self.saved_seconds / self.size_bytes * 1e9),
+        }
+
+
+def run(size: Size) -> Iterator[Figure]:
+    with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
+        for tier in TIERS:
+            for variant in Variant if size is Size.FULL else (Variant.FLEET,):
+                name = f"eviction.{tier}" if variant is Variant.FLEET else f"eviction.{tier}.{variant.value}"
+                print(f"  {name} ...", file=sys.stderr, flush=True)
+                ratios, more = _compared(pool, tier, variant, size)
+                mean = statistics.geometric_mean(ratios)
+                if variant is Variant.FLEET:
+                    yield Figure.at_least(name, mean, "ratio", BAR, **more)
+                else:
+                    yield Figure.told(name, mean, "ratio", **more)
+
+
+def _compared(
+    pool: concurrent.futures.Executor, tier: str, variant: Variant, size: Size
+) -> tuple[list[float], dict[str, Any]]:
+    """The ratios by seed and size, and what explains them by size."""
+    seeds = range(1, size.of(short=1, full=3) + 1)
+    machines = range(size.of(short=1, full=2) if tier == "disk" else 1)
+    shares = SHARES | WHOLE if size is Size.FULL else SHORT_SHARES
+    runs = [
+        Run(tier, variant, size, seed, machine, share, policy)
+        for share in shares.values()
+        for policy in Policy
+        for seed in seeds
+        for machine in machines
+    ]
+    came_to: dict[Run, Saved] = {}
+    for each, saved in zip(runs, pool.map(driven, runs), strict=True):
+        came_to.setdefault(replace(each, machine=0), Saved()).add(saved)
+    ratios: list[float] = []
+    more: dict[str, Any] = {"seeds": len(seeds), "machines": len(machines)}
+    for shown, share in shares.items():
+        ours, lru, here = Saved(), Saved(), []
+        for seed in seeds:
+            one, same_code, exact = (came_to[Run(tier, variant, size, seed, 0, share, policy)] for policy in Policy)
+            better = max(same_code, exact, key=lambda saved: saved.saved_seconds)
+            here.append(one.saved_seconds / better.saved_seconds)
+            ours.add(one)
+            lru.add(better)
+        ratios += here if shown in SHARES else []
+        more[shown] = {"ratios": [round(each, 3) for each in here], "ours": ours.told(), "lru": lru.told()}
+    return ratios, more
+
+
+def driven(run: Run) -> Saved:
+    """Drives one tier with one trace."""
+    tier, trace = TIERS[run.tier], _trace(replace(run, share=0.0, policy=Policy.OURS))
+    limit_bytes = round(_week_bytes(tier, trace) * run.share)
+    saved = Saved(size_bytes=limit_bytes)
+    if run.policy is Policy.EXACT_LRU:
+        exact = ExactLru(limit_bytes)
+        for request in trace:
+            saved.count(request, hit=exact.ask(request.program, tier.charge(request.program)))
+        return saved
+    with tempfile.TemporaryDirectory(prefix="ttc-bench-") as folder:
+        opened = tier(Path(folder), limit_bytes, by_cost=run.policy is Policy.OURS)
+        for request in trace:
+            saved.count(request, hit=opened.ask(request.seconds, request.program))
+        opened.close()
+    return saved
+
+
+@functools.lru_cache(maxsize=2)
+def _trace(run: Run) -> list[Request]:
+    weeks, scale = run.size.of(short=2, full=4), run.size.of(short=15, full=50) / 100
+    fleet = Fleet(run.seed, weeks=weeks, scale=scale, variant=run.variant)
+    return fleet.machine(run.machine) if run.tier == "disk" else fleet.service()
+
+
+def _week_bytes(tier: type[Tier], trace: list[Request]) -> float:
+    """The bytes of different programs that are asked for in a week, on average, as the tier counts them."""
+    weeks: dict[int, dict[int, int]] = {}
+    for request in trace:
+        program = request.program
+        weeks.setdefault(int(request.seconds // WEEK), {})[program.number] = tier.charge(program)
+    return statistics.fmean(sum(programs.values()) for programs in weeks.values())
