@@ -99,20 +99,21 @@ class DiskTier(Tier):
             status = path.stat()
         except FileNotFoundError:
             return False
-        if self.clock.time() - status.st_mtime > ACCESS_MARK_SECONDS:
-            os.utime(path, (self.clock.time(),) * 2)
+        now = self.clock.time()
+        if now - status.st_mtime > ACCESS_MARK_SECONDS:
+            os.utime(path, (now, now))
         return True
 
     def _store(self, program: Program, compile_seconds: float) -> None:
-        key = _key(program.number)
+        key, now = _key(program.number), self.clock.time()
         path, shard = self._layout.entry(key), shard_of(key)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._room.reserve(shard, self.charge(program))
         with open(path, "xb") as file:
-            file.write(_head(program, compile_seconds, self.clock.time()))
+            file.write(_head(program, compile_seconds, now))
             file.truncate(program.size_bytes)
             file.flush()
-            os.utime(file.fileno(), (self.clock.time(),) * 2)
+            os.utime(file.fileno(), (now, now))
             self._room.settle(shard, self.charge(program), charged_bytes(os.fstat(file.fileno())))
 
 
