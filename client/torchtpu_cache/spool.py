@@ -14,6 +14,7 @@ import enum
 import fcntl
 import hashlib
 import logging
+import math
 import os
 import random
 import threading
@@ -39,6 +40,7 @@ _FIRST_RETRY_SECONDS: Final = 1.0
 _LONGEST_RETRY_SECONDS: Final = 60.0
 _ABANDONED_SECONDS: Final = 3600.0
 _STUCK_SECONDS: Final = 2.0
+_TIDY_SECONDS: Final = 3600.0
 _FINAL: Final = frozenset({FailureKind.TOO_LARGE, FailureKind.FORBIDDEN, FailureKind.READ_ONLY})
 """Refusals that a retry will not change. A missing or stale login may be mended, so those entries wait."""
 
@@ -122,8 +124,9 @@ class Spool:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._thread_lock = threading.Lock()  # guards _thread
-        self._pass_lock = threading.Lock()  # one drain of this process at a time; guards _failed
+        self._pass_lock = threading.Lock()  # one drain of this process at a time; guards the two below
         self._failed: Counter[str] = Counter()
+        self._tidied = -math.inf
 
     def add(self, entry: Entry, *, durable: bool) -> bool:
         """Keeps `entry` for upload and wakes the uploader. False, counted, where it could not be kept.
@@ -202,11 +205,19 @@ class Spool:
 
     def resume(self) -> None:
         """Starts to upload what an earlier run left behind, if there is anything."""
-        self._collect_abandoned()
-        self._forget_old_marks()
+        with self._pass_lock:
+            self._tidy_hourly()
         if _pending(self._folder):
             self._start()
             self._wake.set()
+
+    def _tidy_hourly(self) -> None:
+        """Also in a process that runs for weeks, and starts no other."""
+        now = self._clock.monotonic()
+        if now - self._tidied >= _TIDY_SECONDS:
+            self._tidied = now
+            self._collect_abandoned()
+            self._forget_old_marks()
 
     def _collect_abandoned(self) -> None:
         """Removes temporary files that no living writer can own any more."""
@@ -244,12 +255,14 @@ class Spool:
         other. Stops early where the remote is unavailable: the others would only fail the same way.
         """
         with self._pass_lock:
+            self._tidy_hourly()
             failed = 0
             for path in self._most_valuable_first():
                 if self._stop.is_set() or (deadline is not None and self._clock.monotonic() >= deadline):
                     break
                 outcome = self._upload(path)
-                self._failed[path.name] += outcome is not _Outcome.DONE
+                if outcome is not _Outcome.DONE:
+                    self._failed[path.name] += 1
                 if outcome is _Outcome.REMOTE_AWAY:
                     return failed + 1
                 failed += outcome is _Outcome.LATER
@@ -265,7 +278,10 @@ class Spool:
             except (OSError, StoreError):
                 return 0.0
 
-        return sorted(_pending(self._folder), key=lambda path: (self._failed[path.name], -worth(path)))
+        waiting = _pending(self._folder)
+        for gone in self._failed.keys() - {path.name for path in waiting}:
+            del self._failed[gone]
+        return sorted(waiting, key=lambda path: (self._failed[path.name], -worth(path)))
 
     def _upload(self, path: Path) -> _Outcome:
         try:

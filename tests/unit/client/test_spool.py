@@ -341,3 +341,22 @@ def test_a_file_system_without_locks_uploads_all_the_same(tmp_path: Path, monkey
     monkeypatch.setattr(fcntl, "flock", flock)
     assert made.run_once() == 0
     assert remote.contains(one.key)
+
+
+def test_a_job_that_runs_for_weeks_keeps_no_word_of_what_it_sent(tmp_path: Path) -> None:
+    clock, away = ManualClock(), FailingStore(StoreUnavailable("away", FailureKind.IO))
+    made = idle(Spool(tmp_path / "spool", away, Counters(), limit_bytes=1 << 20, clock=clock))
+    made.resume()
+    abandoned = tmp_path / "spool" / ".dead.1.tmp"
+    for day in range(3):
+        made.add(entry(f"of day {day}"), durable=True)
+        assert made.run_once() == 1
+        made._remote = MemoryStore(limit_bytes=1 << 20)
+        abandoned.touch()
+        clock.advance(86_500)
+        assert made.run_once() == 0
+        assert not abandoned.exists()
+        assert len(list((tmp_path / "spool" / "sent").iterdir())) == 1
+        made._remote = away
+    made.run_once()
+    assert not made._failed
