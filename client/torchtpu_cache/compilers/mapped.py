@@ -28,14 +28,14 @@ def mapped_file(library: Path) -> dict[str, Any] | None:
     except OSError:
         return None
     # Read after `stat`, so that a file replaced in between shows as deleted.
-    return {"path": path, "stat": signature} if Path(path) in mapped_paths() else None
+    return {"path": path, "stat": signature} if path in mapped_paths() else None
 
 
-def mapped_paths() -> set[Path]:
+def mapped_paths() -> set[str]:
     """Every file that this process has mapped; one that was replaced since shows with ` (deleted)` at its end."""
-    with open("/proc/self/maps") as maps:
-        fields = [line.rstrip("\n").split(maxsplit=5)[5:] for line in maps]
-    return {Path(path) for path in {each[0] for each in fields if each} if path.startswith("/")}
+    maps = Path("/proc/self/maps").read_text("utf-8", "surrogateescape")
+    # A path is the last field, and the only one with a slash.
+    return {line[start:] for line in maps.split("\n") if (start := line.find("/")) >= 0}
 
 
 def mapped_sha256(mapped: object, identities: FileIdentities) -> str:

@@ -25,7 +25,10 @@ def initialize() -> None:
 
 def wanted(environ: Mapping[str, str]) -> bool:
     """Whether the setting `jax` is true; a value without sense is none, and is warned about when the cache starts."""
-    if environ.get("TORCHTPU_CACHE_JAX") is None:
+    given = environ.get("TORCHTPU_CACHE_JAX")
+    if given == "1":
+        return True
+    if given is None:
         from torchtpu_cache_core.paths import config_files
 
         if not any(path.exists() for path in config_files(environ)):

@@ -81,7 +81,8 @@ class Targets:
         return self._sha256(library)
 
     def _mapped_library(self, stem: str) -> str:
-        paths = [path for path in mapped_paths() if path.name.split(".")[0] == stem and ".so" in path.name]
+        mapped = map(Path, mapped_paths())
+        paths = [path for path in mapped if path.name.split(".")[0] == stem and ".so" in path.name]
         if len(paths) != 1:
             raise Bypass("target_unknown", f"{len(paths)} files called {stem}.so are mapped, not one")
         return self._sha256(paths[0])
