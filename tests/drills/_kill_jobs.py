@@ -147,13 +147,19 @@ def index(steps: Steps, data: str, label: str, seed: int) -> None:
                 steps.acknowledge(f"deleted {gone}")
 
 
-def serve(steps: Steps, data: str, limit_bytes: int) -> None:
-    """The service as `torchtpu-cache serve` runs it. The first line that it acknowledges is its URL."""
+def serve(steps: Steps, data: str, limit_bytes: int, from_start: bool = False) -> None:
+    """The service as `torchtpu-cache serve` runs it. The first line that it acknowledges is its URL.
+
+    Args:
+        from_start: counts its start, too.
+    """
 
     def ready(url: str) -> None:
         steps.acknowledge(url)
         steps.always()
 
+    if from_start:
+        steps.always()
     serving.serve(
         listen=serving.Listen.parse("127.0.0.1:0"),
         data_dir=Path(data),

@@ -37,6 +37,11 @@ _FEW_BYTES: Final = 1 << 20
 _STEPS: Final = 100
 """Of about three puts of three clients."""
 
+_AT_START: Final = 0.2
+_START_STEPS: Final = 60
+"""Of which the last are the first round of upkeep."""
+
+_START_SECONDS: Final = 2.0
 _MOMENT_SECONDS: Final = 0.15
 _READ_BACK: Final = 40
 _DELETED: Final = 0.25
@@ -150,7 +155,7 @@ class IndexUpdates(_Data):
 
 
 class ServicePuts(_Data):
-    """The whole service, killed while three clients put, and delete some."""
+    """The whole service, killed while three clients put, and delete some, or at a step of its start."""
 
     name = "service_put"
 
@@ -161,6 +166,10 @@ class ServicePuts(_Data):
         self.tally.most_steps = _STEPS
 
     def kill(self) -> None:
+        self.killed_here += 1
+        if self.chance.random() < _AT_START:
+            self._kill_at_start()
+            return
         victim = self.nursery.start("serve", data=str(self.data), limit_bytes=self.limit_bytes)
         victim.wait_ready()
         url = victim.acknowledged()[0]
@@ -184,7 +193,13 @@ class ServicePuts(_Data):
         self.tally.inside -= was_idle and not page[Slot.DIED_AT]
         for client in clients:
             client.join(60)
-        self.killed_here += 1
+
+    def _kill_at_start(self) -> None:
+        slots = {Slot.DIE_AT: self.chance.randint(1, _START_STEPS), Slot.TORN: self.chance.randrange(2)}
+        victim = self.nursery.start("serve", slots, data=str(self.data), limit_bytes=self.limit_bytes, from_start=True)
+        began = time.monotonic()
+        victim.wait_dead(_START_SECONDS)
+        self.finish(victim, began)
 
     def _read_back(self, url: str) -> None:
         """What the killed one had acknowledged, from the next, which may still be putting its index in order."""

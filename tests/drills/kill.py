@@ -10,7 +10,7 @@ Real processes are killed at random while they work on one kind of thing:
 | notes | the small files of a machine: its key, aliases of programs, memos of compilers and targets |
 | spool | a job spools (`durable=True`) for a real service, and uploads meanwhile |
 | index | the service's bucket and SQLite index without HTTP: upkeep, puts, reads, uses, deletes |
-| service_put | the service as `serve` runs it, while three clients put and delete over HTTP |
+| service_put | the service as `serve` runs it, at its start, and while three clients put and delete over HTTP |
 | service_evict | the same with a limit of a megabyte, so that nearly every put evicts |
 
 Half of the kills come at a random moment of the time that operations were seen to take. The other half come at a step:
