@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -31,11 +32,13 @@ class LazyCommand(TyperCommand):
     Args:
         home: `module:attribute` of the function or of the group's Typer app.
         summary: what the command's own help begins with.
+        shared: options that it takes besides its own, and so does each command of a group.
     """
 
-    def __init__(self, name: str, home: str, summary: str) -> None:
+    def __init__(self, name: str, home: str, summary: str, shared: Sequence[Any] = ()) -> None:
         super().__init__(name, short_help=summary)
         self.home = home
+        self._shared = shared
 
     def load(self) -> Any:
         """The command itself."""
@@ -46,21 +49,49 @@ class LazyCommand(TyperCommand):
             part.add_typer(made, name=self.name)
         else:
             part.command(self.name)(made)
-        return typer.main.get_group(part).commands[self.name or ""]
+        loaded = typer.main.get_group(part).commands[self.name or ""]
+        _take(loaded, self._shared)
+        return loaded
 
     def make_context(self, *args: Any, **extra: Any) -> Any:
         return self.load().make_context(*args, **extra)
 
 
-def group_of(commands: Sequence[tuple[str, str, str]]) -> type[TyperGroup]:
-    """A class for a Typer app that has these commands, each as LazyCommand takes it, before its own."""
+def group_of(
+    commands: Sequence[tuple[str, str, str]], shared: Mapping[str, Callable[[bool], None]] = {}
+) -> type[TyperGroup]:
+    """A class for a Typer app that has these commands, each as LazyCommand takes it, before its own.
+
+    Args:
+        shared: names of switches of the app that each command takes as well, after its name, and what is told of them.
+    """
 
     class Group(TyperGroup):
         def __init__(self, **given: Any) -> None:
             super().__init__(**given)
-            self.commands = {**{command[0]: LazyCommand(*command) for command in commands}, **self.commands}
+            switches = [_switch(own, shared[own.name]) for own in self.params if own.name in shared]
+            for command in self.commands.values():
+                _take(command, switches)
+            lazy = {command[0]: LazyCommand(*command, shared=switches) for command in commands}
+            self.commands = {**lazy, **self.commands}
 
     return Group
+
+
+def _switch(own: Any, tell: Callable[[bool], None]) -> Any:
+    """The same switch for a command, whose function does not take it."""
+    switch = copy.copy(own)
+    switch.expose_value = False
+    switch.callback = lambda _context, _switch, value: tell(value)
+    return switch
+
+
+def _take(command: Any, shared: Sequence[Any]) -> None:
+    if isinstance(command, TyperGroup):
+        for each in command.commands.values():
+            _take(each, shared)
+    else:
+        command.params.extend(shared)
 
 
 def registrars() -> Iterator[Any]:

@@ -29,10 +29,17 @@ COMMANDS: Final = (
 )
 """Name, home and summary of each command of this package."""
 
+
+def _say_more(wanted: bool) -> None:
+    if wanted:
+        for name in _OUR_LOGGERS:
+            logging.getLogger(name).setLevel(logging.INFO)
+
+
 app = typer.Typer(
     name="torchtpu-cache",
     help="Every XLA program of a fleet is compiled once, anywhere, and is then ready everywhere.",
-    cls=group_of(COMMANDS),
+    cls=group_of(COMMANDS, {"verbose": _say_more}),
     **SETTINGS,
 )
 
@@ -65,9 +72,7 @@ def _root(
     ] = False,
 ) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", handlers=[_Notes()])
-    if verbose:
-        for name in _OUR_LOGGERS:
-            logging.getLogger(name).setLevel(logging.INFO)
+    _say_more(verbose)
 
 
 def _add_commands_of_other_packages() -> None:

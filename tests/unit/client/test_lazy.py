@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +35,34 @@ def test_help_of_all_commands_loads_none_of_them() -> None:
     assert "Run the service" in text, "a command of another package"
     names = {"", ".cli", ".cli.main", ".cli.lazy", ".cli.output"}
     assert set(modules.split()) <= {f"torchtpu_cache{name}" for name in names}
+
+
+@pytest.mark.parametrize(
+    "arguments", ["-v cache ls", "cache ls -v", "cache ls --verbose --json", "config show -v", "serve -v --help"]
+)
+def test_verbose_stands_before_a_command_or_after_it(
+    arguments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TORCHTPU_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("sys.argv", ["ttc", *arguments.split()])
+    told: list[bool] = []
+    monkeypatch.setattr(logging.Logger, "setLevel", lambda _, level: told.append(level == logging.INFO))
+    with contextlib.suppress(SystemExit):
+        main.main()
+    assert "No such option" not in capsys.readouterr().err
+    assert told == [True] * 3 or "--help" in arguments
+
+
+def test_verbose_is_in_the_help_of_every_command() -> None:
+    for command in ("compile", "cache ls", "dev key", "serve", "status"):
+        answer = subprocess.run(
+            [sys.executable, "-m", "torchtpu_cache.cli.main", *command.split(), "--help"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
+        assert "-v, --verbose" in answer.stdout
 
 
 def test_a_command_of_this_package_looks_for_no_other() -> None:
