@@ -70,6 +70,7 @@ class Rig:
         self.spool: Spool | None = None
         key = None
         if folder is not None:
+            key = machine_key(folder)
             self.disk = CountingDisk(
                 folder,
                 DEFAULT_NAMESPACE,
@@ -78,8 +79,8 @@ class Rig:
                 min_free_bytes=min_free_bytes,
                 clock=clock,
                 files=files,
+                machine_key=key,
             )
-            key = machine_key(folder)
         if isinstance(remote, str):
             remote = self.breaker = BreakerStore(RemoteStore(remote, DEFAULT_NAMESPACE, clock=clock), clock=clock)
         if remote is not None and folder is not None:

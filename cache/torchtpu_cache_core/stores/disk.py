@@ -45,6 +45,7 @@ from torchtpu_cache_core.stores.files import FILES, Files
 from torchtpu_cache_core.stores.immutable import immutable
 from torchtpu_cache_core.stores.layout import SHARDS, Layout, shard_of
 from torchtpu_cache_core.stores.listing import entry_info
+from torchtpu_cache_core.stores.machine_key import known_here
 from torchtpu_cache_core.stores.reading import OpenFile, charged_bytes, opened, read_entry, read_header, rounded_bytes
 
 # What only writes and housekeeping need is imported when they first happen: most jobs read.
@@ -208,6 +209,8 @@ class DiskStore(Store):
     def put(self, entry: Entry, attestation: Attestation | None = None) -> PutOutcome:
         """As the contract says. What compiled in under 10 ms is not brought to the disk at once (no fsync): it
         outlives this process, but perhaps no loss of power."""
+        if attestation is not None and self._machine_key is not None:
+            attestation = known_here(attestation, self._layout.root, self._machine_key)
         block = b"" if attestation is None else attestation.to_block()
         size = rounded_bytes(entry.size_bytes + len(block))
         if size > self._limit_bytes:

@@ -6,12 +6,16 @@ import contextlib
 import os
 import secrets
 import stat
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from torchtpu_cache_core.errors import FailureKind, StoreRefused
+from torchtpu_cache_core.errors import FailureKind, StoreError, StoreRefused
 from torchtpu_cache_core.paths import ensure_private_dir
 from torchtpu_cache_core.stores.failures import translated
+
+if TYPE_CHECKING:
+    from torchtpu_cache_core.manifest import Attestation
 
 MACHINE_KEY_BYTES: Final = 32
 _NAME: Final = "machine.key"
@@ -37,8 +41,37 @@ def machine_key(root: Path) -> bytes:
             ensure_private_dir(root)
             # Another process was quicker, and its key counts; or it took our temporary file for a dead writer's.
             with contextlib.suppress(FileExistsError, FileNotFoundError):
-                _write(path, replaces=key is not None)
+                _write(path, secrets.token_bytes(MACHINE_KEY_BYTES), replaces=key is not None)
     raise StoreRefused(f"{path} changes while it is read; remove it")
+
+
+def is_still(root: Path, key: bytes) -> bool:
+    """Whether `key`, from an earlier `machine_key`, is this machine's key still; one that is gone is put back.
+
+    A process outlives a cache folder that somebody removes. What it marks afterwards must be known to the next one.
+
+    Raises:
+        StoreError: as `machine_key`.
+    """
+    path = root / _NAME
+    with translated("the machine's key could not be read or put back"):
+        found = _read(path)
+        if found is None:
+            ensure_private_dir(root)
+            with contextlib.suppress(FileExistsError, FileNotFoundError):  # as in `machine_key`
+                _write(path, key, replaces=False)
+            found = _read(path)
+    return found == key
+
+
+def known_here(attestation: Attestation, root: Path, key: bytes) -> Attestation | None:
+    """Without its mark where `key` is not this machine's any more: a new process would take the entry for a bad one."""
+    if attestation.machine_mac is None:
+        return attestation
+    with contextlib.suppress(StoreError):
+        if is_still(root, key):
+            return attestation
+    return None if attestation.manifest is None else replace(attestation, machine_mac=None)
 
 
 def _read(path: Path) -> bytes | None:
@@ -59,11 +92,11 @@ def _read(path: Path) -> bytes | None:
         os.close(fd)
 
 
-def _write(path: Path, *, replaces: bool) -> None:
+def _write(path: Path, key: bytes, *, replaces: bool) -> None:
     temp = path.with_name(f"{_TEMP_PREFIX}{secrets.token_hex(8)}")
     fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        os.write(fd, secrets.token_bytes(MACHINE_KEY_BYTES))
+        os.write(fd, key)
         os.fsync(fd)
         if replaces:
             temp.replace(path)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from torchtpu_cache_core.errors import StoreRefused
-from torchtpu_cache_core.stores.machine_key import machine_key
+from torchtpu_cache_core.manifest import Attestation
+from torchtpu_cache_core.names import DEFAULT_NAMESPACE
+from torchtpu_cache_core.stores.disk import DiskStore
+from torchtpu_cache_core.stores.machine_key import is_still, known_here, machine_key
+from torchtpu_cache_core.testing.entries import entry_for
 
 
 def test_it_is_made_once_and_private(tmp_path: Path) -> None:
@@ -79,3 +84,49 @@ def test_a_symlink_is_refused(tmp_path: Path) -> None:
     (tmp_path / "machine.key").symlink_to("/dev/zero")
     with pytest.raises(StoreRefused):
         machine_key(tmp_path)
+
+
+def test_a_key_that_is_gone_is_put_back_and_one_that_was_replaced_is_not(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    key = machine_key(root)
+    assert is_still(root, key)
+    shutil.rmtree(root)
+    assert is_still(root, key)
+    assert machine_key(root) == key
+    assert (root / "machine.key").stat().st_mode & 0o777 == 0o600
+    shutil.rmtree(root)
+    other = machine_key(root)
+    assert not is_still(root, key)
+    assert machine_key(root) == other
+
+
+def test_a_mark_goes_with_its_key(tmp_path: Path) -> None:
+    entry, root = entry_for("marked"), tmp_path / "root"
+    key = machine_key(root)
+    mark = Attestation.by_machine(key, DEFAULT_NAMESPACE, entry)
+    assert known_here(mark, root, key) == mark
+    shutil.rmtree(root)
+    machine_key(root)
+    assert known_here(mark, root, key) is None
+    shutil.rmtree(root)
+    root.write_bytes(b"a file where the folder was")
+    assert known_here(mark, root, key) is None
+
+
+@pytest.mark.parametrize("meanwhile", ["nobody", "another process"])
+def test_what_is_stored_after_the_folder_was_removed_is_read_by_new_processes(tmp_path: Path, meanwhile: str) -> None:
+    root, entry = tmp_path / "root", entry_for("after the folder was removed")
+
+    def store() -> DiskStore:
+        limits = {"limit_bytes": 1 << 20, "limit_entries": 100, "min_free_bytes": 0}
+        return DiskStore(root, DEFAULT_NAMESPACE, machine_key=machine_key(root), **limits)
+
+    key, old = machine_key(root), store()
+    shutil.rmtree(root)
+    if meanwhile == "another process":
+        store()
+    old.put(entry, Attestation.by_machine(key, DEFAULT_NAMESPACE, entry))
+    found = store().get(entry.key)
+    assert found is not None
+    assert found.entry.digest == entry.digest
+    assert (found.attestation is None) == (meanwhile == "another process")
