@@ -77,7 +77,7 @@ def _suffer(
         try:
             if name.endswith("read_only"):
                 served = launch(data, log=log)
-            reads, puts = _asked(served, name, standing, size.of(10, 100))
+            reads, puts = _asked(served, name, standing, size.of(10, 40))
             yield from _judged(name, reads, puts)
             yield from _client(name, folder, served)
             yield from _deletes(name, served, standing)
