@@ -159,9 +159,9 @@ class LiveAttack:
         if chosen < 0.03:
             return self.rng.choice(
                 [
-                    ("no blob", lambda path: path.unlink()),
-                    ("a folder for a blob", lambda path: (path.unlink(), path.mkdir())[0]),
-                    ("a pipe for a blob", lambda path: (path.unlink(), os.mkfifo(path))[0]),
+                    ("no blob", Path.unlink),
+                    ("a folder for a blob", _foldered),
+                    ("a pipe for a blob", _piped),
                     ("a link for a blob", self._linked),
                 ]
             )
@@ -199,6 +199,16 @@ class LiveAttack:
         if tally.cases % _REPLACED_EVERY == 0:
             with tally.unharmed(kind):
                 tally.check("not_replaced", kind, self.client.is_sound(target))
+
+
+def _foldered(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _piped(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
 
 
 def attack_live(folder: Path, tally: Tally, count: int) -> None:
