@@ -233,13 +233,14 @@ class Spool:
     def drain(self, seconds: float) -> SpoolStats:
         """Uploads until nothing waits, `seconds` are over, or nothing went for two seconds; gives what still waits.
 
-        So no end of a job waits long for a dead service, a full one, or another process that was stopped in an upload.
+        So no end of a job waits long for a dead service, a full one, another process that was stopped in an upload, or
+        an upload that hangs.
         """
         now = self._clock.monotonic()
         deadline, last_progress = now + seconds, now
         waiting = _pending(self._folder).keys()
         while waiting and now < deadline and now - last_progress < _STUCK_SECONDS:
-            failed = self.run_once(deadline)
+            failed = self._run_until(deadline)
             left, now = _pending(self._folder).keys(), self._clock.monotonic()
             if waiting - left:
                 last_progress = now
@@ -247,6 +248,22 @@ class Spool:
                 self._stop.wait(min(0.2, max(0.0, deadline - now)))
             waiting = left
         return self.stats()
+
+    def _run_until(self, deadline: float) -> int:
+        """`run_once` in a thread of its own, which is left to itself at the deadline; 1 where it had not ended then."""
+        failed = [1]
+
+        def run() -> None:
+            failed[0] = self.run_once(deadline)
+
+        thread = threading.Thread(target=run, name="torchtpu-cache-drain", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no thread to be had, as at the very end of an interpreter
+            run()
+        else:
+            thread.join(max(0.0, deadline - self._clock.monotonic()))
+        return failed[0]
 
     def run_once(self, deadline: float | None = None) -> int:
         """Tries every waiting entry once, the most compile seconds per byte first; gives how many must wait.
@@ -348,10 +365,10 @@ class Spool:
                 self._wake.wait()
 
     def close(self) -> None:
-        """Stops the uploader after the upload that it is in; what waits stays in the folder."""
+        """Stops the uploader after the upload that it is in, or two seconds; what waits stays in the folder."""
         self._stop.set()
         self._wake.set()
         with self._thread_lock:
             thread = self._thread
         if thread is not None:
-            thread.join(timeout=5.0)
+            thread.join(_STUCK_SECONDS)

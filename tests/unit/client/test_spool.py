@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -117,6 +118,29 @@ def test_the_end_of_a_job_does_not_wait_for_another_process_that_was_stopped(tmp
         assert made.drain(60).entries == 1
         assert time.monotonic() - started < 10
     assert remote.contains(two.key)
+
+
+@pytest.mark.parametrize("uploads_already", [False, True])
+def test_the_end_of_a_job_does_not_wait_for_an_upload_that_hangs(tmp_path: Path, uploads_already: bool) -> None:
+    hangs, ends = threading.Event(), threading.Event()
+
+    class Hanging(MemoryStore):
+        def put(self, entry: Entry, attestation: Attestation | None = None) -> PutOutcome:
+            hangs.set()
+            assert ends.wait(60)
+            return super().put(entry, attestation)
+
+    made = spool(tmp_path, Hanging(limit_bytes=1 << 20))
+    if not uploads_already:
+        idle(made)
+    made.add(entry(), durable=True)
+    assert not uploads_already or hangs.wait(30)
+    started = time.monotonic()
+    assert made.drain(0.5).entries == 1
+    assert time.monotonic() - started < 10
+    assert hangs.is_set()
+    ends.set()
+    made.close()
 
 
 def test_the_end_of_a_job_outlasts_a_short_absence(tmp_path: Path) -> None:
