@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from support.keymaking import key_of, makers
-from support.rendering import EVERY_NOISE, Noise
+from support.noise import EVERY_NOISE, Noise
 from torchtpu_cache_core.canonical.program import ProgramCanonicaliser
 from torchtpu_cache_core.request import ProgramResolver
 

@@ -44,7 +44,7 @@ from support.figures import Figure, Size
 from support.handmade import change, make, write
 from support.keymaking import CORPUS, Ledger, key_of, makers
 from support.meanings import Meaning
-from support.rendering import EVERY_NOISE, Noise
+from support.noise import EVERY_NOISE, Noise
 from torchtpu_cache_core.canonical.program import ProgramCanonicaliser
 from torchtpu_cache_core.errors import Bypass
 from torchtpu_cache_core.host import HostCpu, host_cpu

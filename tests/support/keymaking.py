@@ -12,7 +12,8 @@ from typing import Final
 from support.handmade import make, write
 from support.keytable import REPOSITORY, key_table
 from support.meanings import Maker
-from support.rendering import World, Writer, Written
+from support.noise import World
+from support.rendering import Writer, Written
 from torchtpu_cache_core.canonical.environment import Environment
 from torchtpu_cache_core.request import ProgramResolver, Request, Target, resolve
 

@@ -62,6 +62,11 @@ class KeyTable:
         }
 
     @cached_property
+    def dropped_debug_options(self) -> list[int]:
+        """Fields of DebugOptions that never matter."""
+        return [number for number in sorted(self.fields[DEBUG]) if self.is_dropped(DEBUG, number)]
+
+    @cached_property
     def booleans(self) -> frozenset[str]:
         """Flags of which `1` means `true`."""
         return frozenset(name for name, kind in self.fields[DEBUG].values() if kind == "bool")

@@ -1,75 +1,21 @@
 """Requests from meanings, written in any of the ways that must not matter.
 
-Options are written to protobuf's wire format here, and flags by the rules of their readers, without a line of the code
-that reads them.
+Flags are written by the rules of their readers, without a line of the code that reads them.
 """
 
 from __future__ import annotations
 
-import enum
-import functools
-import hashlib
-import itertools
-import operator
 import random
-import shutil
-import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
-from support.keytable import BUILD, COMPILE, DEBUG, KeyTable
-from support.meanings import (
-    ASSIGNMENT,
-    BUILD_OPTIONS,
-    CONTENTS,
-    DEBUG_OPTIONS,
-    FOLDERS,
-    ORDINAL,
-    OVERRIDES,
-    PLAIN,
-    PROCESS,
-    ROADS,
-    XLA_ROADS,
-    FlagsMeaning,
-    Meaning,
-    Value,
-)
+from support.keytable import KeyTable
+from support.meanings import PLAIN, ROADS, XLA_ROADS, FlagsMeaning, Meaning, Value
+from support.noise import Noise, World, interleaved
+from support.optionswire import OptionsWriter
 
-_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
-_BACKEND_EXTRA: Final = 500
-_COPIES: Final = 3
-_OVERRIDE_NUMBERS: Final = {"string": 1, "bool": 2, "int64": 3, "double": 4}
 _ELSEWHERE: Final = ("HOME", "USER", "HOSTNAME", "MASTER_PORT", "RUN_ID", "PWD", "JAX_PLATFORMS_MADE_UP", "TFX_FLAGS")
-
-
-class Noise(enum.IntFlag):
-    """Ways to write one meaning otherwise."""
-
-    NONE = 0
-    OPTION_ORDER = enum.auto()
-    MAP_ORDER = enum.auto()
-    NUMBER_FORMS = enum.auto()
-    PACKING = enum.auto()
-    GIVEN_TWICE = enum.auto()
-    SPLIT_MESSAGES = enum.auto()
-    DUMP_OPTIONS = enum.auto()
-    POSITIONS = enum.auto()
-    FLAG_ORDER = enum.auto()
-    FLAG_SPELLING = enum.auto()
-    FLAG_REPEATED = enum.auto()
-    DUMP_FLAGS = enum.auto()
-    FLAG_FILES = enum.auto()
-    COPIED_FILES = enum.auto()
-    OTHER_VARIABLES = enum.auto()
-    JOB_OPTIONS = enum.auto()
-    PYTHON_ORDER = enum.auto()
-    TARGET_NAME = enum.auto()
-    PROGRAM_TEXT = enum.auto()
-
-
-EVERY_NOISE: Final = functools.reduce(operator.or_, Noise)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,59 +37,6 @@ class Written:
         return self == other and orders[0] == orders[1]
 
 
-class World:
-    """The folder with the files that requests name.
-
-    Args:
-        folder: new, or of another process's world with the same files.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._written: dict[Path, bytes] = {}
-        for copy in range(_COPIES):
-            for number, content in enumerate(CONTENTS):
-                self._write(folder / f"copy{copy}" / f"table{number}.{copy}", content)
-            for number, files in enumerate(FOLDERS):
-                for name, content in files.items():
-                    self._write(folder / f"copy{copy}" / f"profiles{number}" / name, content)
-
-    def path(self, value: Value, rng: random.Random, noise: Noise) -> str:
-        """Of a file or folder that a value stands for."""
-        copy = rng.randrange(_COPIES) if noise & Noise.COPIED_FILES else 0
-        match value:
-            case ("content", number):
-                return str(self.folder / f"copy{copy}" / f"table{number}.{copy}")
-            case ("folder", number):
-                return str(self.folder / f"copy{copy}" / f"profiles{number}")
-            case ("listing", number):
-                listing = "".join(f"{len(n)}:{n}{hashlib.sha256(c).hexdigest()}" for n, c in FOLDERS[number].items())
-                path = self.folder / f"listing{number}"
-                self._write(path, listing.encode())
-                return str(path)
-            case ("path", slot, number):
-                path = self.folder / "slots" / str(slot)
-                self._write(path, CONTENTS[number])
-                return str(path)
-        raise ValueError(value)
-
-    def flag_file(self, lines: Sequence[str]) -> str:
-        """A file of flags, one a line or as the one line that it is."""
-        text = "\n".join(lines).encode()
-        path = self.folder / "flags" / hashlib.sha256(text).hexdigest()[:16]
-        self._write(path, text)
-        return str(path)
-
-    def _write(self, path: Path, content: bytes) -> None:
-        if self._written.get(path) != content:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-            self._written[path] = content
-
-    def close(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-
 class Writer:
     """Writes meanings.
 
@@ -156,7 +49,6 @@ class Writer:
         self._world = world
         self._programs = programs
         self._booleans = table.booleans
-        self._dump_fields = [n for n in sorted(table.fields[DEBUG]) if table.is_dropped(DEBUG, n)]
 
     def write(self, meaning: Meaning, rng: random.Random, noise: Noise = Noise.NONE) -> Written:
         """A request of that meaning."""
@@ -174,7 +66,7 @@ class Writer:
         name = f"anything {rng.random()}" if noise & Noise.TARGET_NAME else "target"
         return Written(
             program=program,
-            options=_Options(self._table, self._world, self._dump_fields, rng, noise).write(meaning),
+            options=OptionsWriter(self._table, self._world, rng, noise).write(meaning),
             environ=environ,
             argv=argv,
             plugin=dict(plugin),
@@ -301,188 +193,3 @@ def quoted(text: str, rng: random.Random, *, plainly: bool) -> str:
 def is_plain(value: Value | None) -> bool:
     """Whether a flag with this value counts with its last value alone."""
     return value is None or (value[0] == "text" and PLAIN.fullmatch(value[1]) is not None)
-
-
-def interleaved(groups: list[list[Any]], rng: random.Random) -> list[Any]:
-    """All items, those of one group in their order."""
-    order = [number for number, group in enumerate(groups) for _ in group]
-    rng.shuffle(order)
-    left = [iter(group) for group in groups]
-    return [next(left[number]) for number in order]
-
-
-class _Options:
-    """A CompileOptionsProto in the making."""
-
-    def __init__(self, table: KeyTable, world: World, dump_fields: list[int], rng: random.Random, noise: Noise) -> None:
-        self._table = table
-        self._world = world
-        self._dump_fields = dump_fields
-        self._rng = rng
-        self._noise = noise
-
-    def write(self, meaning: Meaning) -> bytes:
-        levels: dict[str, list[list[bytes]]] = {COMPILE: [], BUILD: [], DEBUG: []}
-        for (level, number), value in meaning.fields:
-            levels[level].append(self._field(level, number, value))
-        for level, number, wire_type, value in meaning.strange:
-            levels[level].append([self._strange(number, wire_type, value)])
-        levels[BUILD] += self._positions(meaning)
-        levels[COMPILE].append(self._overrides(meaning))
-        if self._noise & Noise.DUMP_OPTIONS:
-            levels[COMPILE].append([self._number(9, self._rng.randrange(2))])
-            if DEBUG in meaning.levels:
-                levels[DEBUG] += [self._dump_field(n) for n in self._rng.sample(self._dump_fields, 3)]
-        if DEBUG in meaning.levels:
-            levels[BUILD].append(self._nested(DEBUG_OPTIONS, levels[DEBUG]))
-        if BUILD in meaning.levels or levels[BUILD]:
-            levels[COMPILE].append(self._nested(BUILD_OPTIONS, levels[BUILD]))
-        return b"".join(self._arranged(levels[COMPILE]))
-
-    def _arranged(self, groups: list[list[bytes]]) -> list[bytes]:
-        if self._noise & Noise.OPTION_ORDER:
-            return interleaved(groups, self._rng)
-        return [piece for group in groups for piece in group]
-
-    def _nested(self, number: int, groups: list[list[bytes]]) -> list[bytes]:
-        """A message, or its pieces: readers join them."""
-        pieces = self._arranged(groups)
-        cuts = [0, len(pieces)]
-        if self._noise & Noise.SPLIT_MESSAGES:
-            cuts = sorted([*cuts, *(self._rng.randint(0, len(pieces)) for _ in range(2))])
-        return [self._bytes(number, b"".join(pieces[a:b])) for a, b in itertools.pairwise(cuts)]
-
-    def _field(self, level: str, number: int, value: Value) -> list[bytes]:
-        kind = self._table.fields[level][number][1]
-        repeated, _, element = kind.rpartition(" ")
-        if value[0] == "map":
-            entries = [self._map_entry(number, key, self._text(item)) for key, item in value[1]]
-            if self._noise & Noise.DUMP_OPTIONS and number == _BACKEND_EXTRA:
-                entries.append(self._map_entry(number, self._rng.choice(self._table.dropped_flags), b"x"))
-            if self._noise & Noise.MAP_ORDER:
-                self._rng.shuffle(entries)
-            return entries
-        if repeated:
-            return self._list(number, element, value[1])
-        if value[0] == "message":
-            return self._message(number, value)
-        found = [self._single(number, element, value)]
-        if self._noise & Noise.GIVEN_TWICE and element in ("bool", "int32", "int64", "enum", "string", "bytes"):
-            earlier = self._bytes(number, b"before") if element in ("string", "bytes") else self._number(number, 5)
-            found.insert(0, earlier)
-        return found
-
-    def _message(self, number: int, value: Value) -> list[bytes]:
-        """A message that is kept as it stands: its pieces may be apart, and their order and spelling stay."""
-        plain = self._plainly()
-        pieces = [plain._number(inner, each) for inner, each in value[1]]
-        at = self._rng.randint(0, len(pieces)) if self._noise & Noise.SPLIT_MESSAGES else 0
-        whole = [pieces[:at], pieces[at:]] if at else [pieces]
-        return [self._bytes(number, b"".join(each)) for each in whole]
-
-    def _plainly(self) -> _Options:
-        """Writes numbers in one way only, for what is kept as it stands."""
-        return _Options(self._table, self._world, self._dump_fields, self._rng, self._noise & ~Noise.NUMBER_FORMS)
-
-    def _list(self, number: int, element: str, values: Iterable[Value]) -> list[bytes]:
-        single = [self._single(number, element, value) for value in values]
-        packable = element in ("bool", "int32", "int64", "enum")
-        if not packable or not self._noise & Noise.PACKING:
-            return single
-        at = self._rng.randint(0, len(single))
-        packed = b"".join(self._varint(value[1]) for value in list(values)[at:])
-        return [*single[:at], self._bytes(number, packed)]
-
-    def _single(self, number: int, element: str, value: Value) -> bytes:
-        match element:
-            case "float":
-                return self._tag(number, _FIXED32) + struct.pack("<I", value[1])
-            case "double":
-                return self._tag(number, _FIXED64) + struct.pack("<Q", value[1])
-            case "string":
-                return self._bytes(number, self._text(value))
-            case "bytes":
-                return self._bytes(number, value[1])
-            case "message":
-                plain = self._plainly()
-                return self._bytes(number, b"".join(plain._number(inner, each) for inner, each in value[1]))
-        return self._number(number, int(value[1]), narrow=element in ("int32", "enum"))
-
-    def _text(self, value: Value) -> bytes:
-        if value[0] == "text":
-            return str(value[1]).encode()
-        return self._world.path(value, self._rng, self._noise).encode()
-
-    def _map_entry(self, number: int, key: str, value: bytes) -> bytes:
-        return self._bytes(number, self._bytes(1, key.encode()) + self._bytes(2, value))
-
-    def _overrides(self, meaning: Meaning) -> list[bytes]:
-        entries = []
-        for flag, (_, kind, value) in meaning.overrides:
-            entries.append(self._map_entry(OVERRIDES, flag, self._single(_OVERRIDE_NUMBERS[kind], kind, value)))
-        if self._noise & Noise.DUMP_OPTIONS:
-            entries.append(
-                self._map_entry(OVERRIDES, self._rng.choice(self._table.dropped_flags), self._bytes(1, b"x"))
-            )
-        if self._noise & Noise.MAP_ORDER:
-            self._rng.shuffle(entries)
-        return entries
-
-    def _positions(self, meaning: Meaning) -> list[list[bytes]]:
-        """Devices, ordinal and process: for a target that depends on none of them, any will do."""
-        rng, groups = self._rng, []
-        other = bool(self._noise & Noise.POSITIONS)
-        match meaning.assignment:
-            case ("rows", rows):
-                groups.append([self._assignment(rows)])
-            case ("logical", replicas, computations):
-                devices = rng.sample(range(64), replicas * computations) if other else range(replicas * computations)
-                rows = [list(devices)[i * replicas : (i + 1) * replicas] for i in range(computations)]
-                groups.append([self._assignment(rows)])
-        if meaning.independent and other and BUILD in meaning.levels:
-            groups.append([self._number(ORDINAL, rng.randint(-1, 9))])
-            groups.append([self._number(PROCESS, rng.randint(0, 9))])
-        return groups
-
-    def _assignment(self, rows: Sequence[Sequence[int]]) -> bytes:
-        plain = self._plainly()
-        body = plain._number(1, len(rows[0])) + plain._number(2, len(rows))
-        for row in rows:
-            body += plain._bytes(3, plain._bytes(1, b"".join(plain._varint(device) for device in row)))
-        return self._bytes(ASSIGNMENT, body)
-
-    def _dump_field(self, number: int) -> list[bytes]:
-        kind = self._table.fields[DEBUG][number][1]
-        return [self._bytes(number, b"/tmp/x") if kind == "string" else self._number(number, self._rng.randrange(3))]
-
-    def _strange(self, number: int, wire_type: int, value: Any) -> bytes:
-        if wire_type == _VARINT:
-            return self._number(number, value)
-        if wire_type == _LENGTH:
-            return self._bytes(number, value)
-        return self._tag(number, wire_type) + value
-
-    def _tag(self, number: int, wire_type: int) -> bytes:
-        return self._varint(number << 3 | wire_type)
-
-    def _number(self, number: int, value: int, *, narrow: bool = False) -> bytes:
-        if narrow and value < 0 and self._noise & Noise.NUMBER_FORMS and self._rng.random() < 0.5:
-            value &= 0xFFFFFFFF  # a reader takes the low 32 bits
-        return self._tag(number, _VARINT) + self._varint(value)
-
-    def _bytes(self, number: int, value: bytes) -> bytes:
-        return self._tag(number, _LENGTH) + self._varint(len(value)) + value
-
-    def _varint(self, value: int) -> bytes:
-        if 0 <= value < 0x80 and not self._noise & Noise.NUMBER_FORMS:
-            return bytes((value,))
-        value &= (1 << 64) - 1
-        out = bytearray()
-        while value > 0x7F:
-            out.append(value & 0x7F | 0x80)
-            value >>= 7
-        out.append(value)
-        if self._noise & Noise.NUMBER_FORMS and len(out) < 8 and self._rng.random() < 0.3:
-            out[-1] |= 0x80  # more bytes than it needs
-            out += b"\x80" * self._rng.randint(0, 8 - len(out)) + b"\x00"
-        return bytes(out)
