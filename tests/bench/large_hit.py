@@ -30,7 +30,7 @@ PROGRAMS = ("jax_tfm12_adamw_step", "jax_tfm24_adamw_step")
 def run(size: Size) -> Iterator[Figure]:
     if size is Size.SHORT:
         with machine() as here:
-            yield from _figures(here, "torch_resnet18_fwd", "cpu", rounds=5)
+            yield from _figures(here, "jax_tfm2_fwd", "cpu", rounds=5)
         return
     kept(PROGRAMS)
     with machine(KEPT) as here:

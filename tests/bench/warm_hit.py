@@ -29,8 +29,8 @@ from torchtpu_cache.compilers import jaxlib_cpu
 DISK = Bar(1.15, 0.002)
 REMOTE = Bar(1.30, 0.003)
 
-SMALL = ("jax_add", "torch_mlp_fwd", "torch_llama2_fwd")
-LARGE = ("torch_resnet18_fwd", "jax_tfm6_adamw_step", "jax_tfm12_adamw_step")
+SMALL = ("jax_add", "torch_mlp_fwd")
+LARGE = ("torch_llama2_fwd", "torch_resnet18_fwd", "jax_tfm6_adamw_step", "jax_tfm12_adamw_step")
 
 
 def run(size: Size) -> Iterator[Figure]:
