@@ -51,7 +51,8 @@ def run(size: Size) -> Iterator[Figure]:
         for number in range(rounds):
             for way in (OURS, THEIRS) if number % 2 else (THEIRS, OURS):
                 found[way].append(_run(way, folder, warm=True))
-            print(f"  round {number + 1} of {rounds}", file=sys.stderr, flush=True)
+            last = " ".join(f"{way} {runs[-1].wall:.2f} s" for way, runs in found.items())
+            print(f"  round {number + 1} of {rounds}: {last}", file=sys.stderr, flush=True)
     parts = {
         part: [getattr(mine, part) / getattr(other, part) for mine, other in zip(*found.values(), strict=True)]
         for part in ("wall", "processor", "compile_calls")

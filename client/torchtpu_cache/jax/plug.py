@@ -64,6 +64,7 @@ class _Plug(NamedTuple):
 _lock = threading.Lock()  # guards _plugged; held while JAX is changed
 _plugged: _Plug | None = None
 _warned = False
+_speaks_at_exit = False
 
 
 def enable() -> bool:
@@ -80,7 +81,7 @@ def enable() -> bool:
 
 
 def _enable(jax: Any) -> bool:
-    global _plugged
+    global _plugged, _speaks_at_exit
     with _lock:
         if _plugged is not None:
             return True
@@ -88,7 +89,9 @@ def _enable(jax: Any) -> bool:
             _log.info("the mode is off: JAX is left as it is")
             return False
         _plugged = _put_in(jax, _needed(jax))
-        atexit.register(_say_at_exit, os.getpid())
+        if not _speaks_at_exit:
+            atexit.register(_say_at_exit, os.getpid())
+        _speaks_at_exit = True
         return True
 
 
