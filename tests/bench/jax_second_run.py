@@ -2,10 +2,11 @@
 
 The job is examples/jax_train.py, unmodified: a transformer's training step, unrolled, and ten steps of it on the CPU.
 One way has `TORCHTPU_CACHE_JAX=1` and a folder of ours, the other `JAX_COMPILATION_CACHE_DIR` and no minimum of compile
-time or size; both were run before, so that nothing compiles, Python's bytecode included. Every run is a new process; runs are interleaved, and in
-every other round the order is turned round. What is held to the bar is what a user waits for, the whole process from
-its start to its exit: the median over rounds of ours by theirs. Beside it stand the processor time of the process
-alike, and the seconds inside JAX's compile calls (its key, look-up, decompression and load included).
+time or size. Both were run before, so that nothing compiles, Python's bytecode included. Every run is a new process;
+runs are interleaved, and in every other round the order is turned round. What is held to the bar is what a user waits
+for, the whole process from its start to its exit: the median over rounds of ours by theirs. Beside it stand the
+processor time of the process alike, and the seconds inside JAX's compile calls (its key, look-up, decompression and
+load included).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Run:
 
 def run(size: Size) -> Iterator[Figure]:
     """The figures."""
-    rounds = size.of(3, 25)
+    rounds = size.of(3, 15)
     with clean_folder() as folder:
         for way in (OURS, THEIRS, OURS, THEIRS):
             _run(way, folder)
