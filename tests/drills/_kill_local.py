@@ -299,7 +299,7 @@ class Notes(Kind):
         for leftover in self.folder.rglob(".note-*"):
             os.utime(leftover, (two_hours_ago, two_hours_ago))
         number = self.tally.checks
-        for shard in (self.folder / "aliases").iterdir():
+        for shard in (self.folder / "aliases").glob("*"):
             AliasStore(self.folder / "aliases").put(f"{shard.name}{number:062x}", {})
         TargetMemo(self.folder / "memo").put(["later", str(number)], {})
         ours = re.compile(r"machine\.key|[0-9a-f]{64}|(identity|target)-[0-9a-f-]+|library")
@@ -312,7 +312,6 @@ class Spooling(Kind):
 
     name = "spool"
     last_operation = 1
-    patience_seconds = 5.0
 
     def __init__(self, nursery: Nursery, folder: Path, chance: random.Random) -> None:
         super().__init__(nursery, folder, chance)
@@ -321,7 +320,7 @@ class Spooling(Kind):
         self._url = self._service.acknowledged()[0]
         self._remote = RemoteStore(self._url, DEFAULT_NAMESPACE, connect_seconds=5.0, answer_seconds=30.0)
         self._labels = itertools.count()
-        self.tally.most_steps = _SPOOL_STEPS
+        self.tally.most_steps = self.tally.usual_steps = _SPOOL_STEPS
         self._seconds = _SPOOL_SECONDS
         self._begin()
 

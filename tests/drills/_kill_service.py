@@ -163,7 +163,7 @@ class ServicePuts(_Data):
         super().__init__(nursery, folder, chance)
         self._lock = threading.Lock()  # guards what clients note
         self._under_way = 0
-        self.tally.most_steps = _STEPS
+        self.tally.most_steps = self.tally.usual_steps = _STEPS
 
     def kill(self) -> None:
         self.killed_here += 1
