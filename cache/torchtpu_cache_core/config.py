@@ -10,13 +10,13 @@ import dataclasses
 import enum
 import os
 import re
-import urllib.parse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from torchtpu_cache_core import paths
+from torchtpu_cache_core.endpoint import Endpoint
 from torchtpu_cache_core.errors import ConfigError, InvalidName
 from torchtpu_cache_core.names import DEFAULT_NAMESPACE, Namespace
 from torchtpu_cache_core.regular import open_regular
@@ -111,13 +111,7 @@ def _remote(value: object) -> str | None:
     url = str(value).rstrip("/")
     if not url:
         return None
-    try:
-        parts = urllib.parse.urlsplit(url)
-        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:
-        valid = False
-    if not valid:
-        raise ConfigError(f"{masked_url(url)!r} is not a URL such as http://127.0.0.1:8077")
+    Endpoint.parse(url)
     return url
 
 
@@ -337,25 +331,11 @@ def _did_you_mean(name: str, known: Mapping[str, object]) -> str:
     return f"; did you mean {close[0]}?" if close else "; see `torchtpu-cache config show`"
 
 
-def masked_url(url: str) -> str:
-    """A URL as it may be shown: without a password."""
-    try:
-        parts = urllib.parse.urlsplit(url)
-        if parts.password is None and parts.username is None:
-            return url
-        host = parts.netloc.rpartition("@")[2]
-        return urllib.parse.urlunsplit(parts._replace(netloc=f"***@{host}"))
-    except ValueError:
-        return "***"
-
-
 def shown(config: Config) -> dict[str, Any]:
-    """Every value as plain JSON, secrets masked."""
+    """Every value as plain JSON; none is a secret, for a URL with a password is refused."""
     values: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if field.name == "remote" and value is not None:
-            value = masked_url(value)
         values[field.name] = (
             str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
         )

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from torchtpu_cache.endpoint import Endpoint
 from torchtpu_cache_core.clock import Clock
+from torchtpu_cache_core.endpoint import Endpoint
 from torchtpu_cache_core.errors import ConfigError, FailureKind, StoreRefused
 
 MAX_HEAD_BYTES: Final = 64 << 10

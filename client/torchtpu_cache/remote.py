@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from torchtpu_cache.connection import Answer, Patience, Question
-from torchtpu_cache.endpoint import Endpoint
 from torchtpu_cache.sizelimit import SizeLimit
 from torchtpu_cache.transport import Transport
 from torchtpu_cache_core import wire
 from torchtpu_cache_core.clock import SYSTEM_CLOCK, Clock
+from torchtpu_cache_core.endpoint import Endpoint
 from torchtpu_cache_core.entry import MAX_ENTRY_BYTES, Entry, Verifier
 from torchtpu_cache_core.errors import (
     CorruptEntry,

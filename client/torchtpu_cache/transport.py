@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from torchtpu_cache.connection import Answer, Connection, Patience, Question, Stream
-from torchtpu_cache.endpoint import Endpoint
 from torchtpu_cache_core.clock import Clock
+from torchtpu_cache_core.endpoint import Endpoint
 from torchtpu_cache_core.errors import FailureKind, StoreRefused, StoreUnavailable
 
 if TYPE_CHECKING:

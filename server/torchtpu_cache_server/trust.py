@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import functools
-import ipaddress
 import os
 import socket
 import sys
@@ -17,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from torchtpu_cache_core.endpoint import loopback_addresses
 from torchtpu_cache_core.errors import FailureKind
 from torchtpu_cache_server.problems import ProblemKind, Refusal, header
 
@@ -28,14 +28,9 @@ _ESTABLISHED: Final = "01"
 
 def is_loopback(host: str) -> bool:
     """Whether a host as in a URL (`localhost`, `127.0.0.1`, `[::1]`) can only mean this machine."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        if host.startswith("[") and host.endswith("]"):
-            return ipaddress.IPv6Address(host[1:-1]) == ipaddress.IPv6Address("::1")
-        return ipaddress.IPv4Address(host).is_loopback
-    except ValueError:
-        return False
+    is_v6 = host.startswith("[") and host.endswith("]")
+    name = host[1:-1] if is_v6 else host
+    return (":" in name) == is_v6 and bool(loopback_addresses(name))
 
 
 def split_host(value: str) -> str:

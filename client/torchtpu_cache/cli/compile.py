@@ -188,9 +188,7 @@ def _print_rows(rows: list[list[str]]) -> None:
 
 
 def _print_waiting(waiting: int, remote: str) -> None:
-    from torchtpu_cache_core.config import masked_url
-
-    what = f"{counted(waiting, 'executable')} {'waits' if waiting == 1 else 'wait'} for {masked_url(remote)}"
+    what = f"{counted(waiting, 'executable')} {'waits' if waiting == 1 else 'wait'} for {remote}"
     note(f"{what}; the next compile with this --remote and cache folder sends {'it' if waiting == 1 else 'them'}")
 
 

@@ -220,10 +220,9 @@ def _examine_jax(settings: Config) -> list[Check]:
 def _examine_remote(settings: Config) -> Check:
     from torchtpu_cache.cli.status import ping
     from torchtpu_cache.remote import RemoteStore
-    from torchtpu_cache_core.config import masked_url
 
     assert settings.remote is not None
-    url = masked_url(settings.remote)
+    url = settings.remote
     with RemoteStore(settings.remote, settings.namespace) as store:
         answer = ping(store)
         if not answer["ok"]:

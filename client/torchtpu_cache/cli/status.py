@@ -42,7 +42,6 @@ def status(
 def read_status(config: Config) -> dict[str, Any]:
     """The JSON that `status --json` prints; what cannot be read says so in its place."""
     from torchtpu_cache.assembly import cache_folder, open_disk
-    from torchtpu_cache_core.config import masked_url
     from torchtpu_cache_core.errors import CacheError
 
     folder = cache_folder(config)
@@ -66,7 +65,7 @@ def read_status(config: Config) -> dict[str, Any]:
         from torchtpu_cache.remote import RemoteStore
 
         with RemoteStore(config.remote, config.namespace) as remote:
-            answer = {"url": masked_url(config.remote), **ping(remote)}
+            answer = {"url": config.remote, **ping(remote)}
     waiting = {"entries": 0, "size_bytes": 0} if folder is None else waiting_for_any_remote(folder)
     return {"mode": config.mode, "namespace": config.namespace, "disk": disk, "remote": answer, "spool": waiting}
 

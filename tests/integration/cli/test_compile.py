@@ -150,7 +150,7 @@ def test_a_file_that_is_no_program_is_one_sentence(tmp_path: Path, content: byte
         (["--target", "v9z:2x2"], 2, "v5e:2x2"),
         (["--target", "v5e"], 2, "v5e:2x2"),
         (["--target", "../../etc"], 2, "target"),
-        (["--remote", "ftp://somewhere"], 2, "is not a URL"),
+        (["--remote", "ftp://somewhere"], 2, "must begin with http"),
         (["--remote", "http://192.0.2.1:8077"], 2, "loopback"),
         (["--namespace", "Not/A/Name"], 2, "is not a namespace"),
         (["--options", "missing.pb"], 2, "No such file"),

@@ -1,4 +1,4 @@
-"""The URL of a remote, read once and refused in one sentence.
+"""The URL of a remote, and which hosts are this machine: the one place that says what may be spoken to.
 
 Only loopback may be named until there is authentication: who can answer a look-up can run code in the job. So no name
 has to be resolved, which could take longer than any budget, and no proxy of the environment has a say.
@@ -53,7 +53,7 @@ class Endpoint:
             raise ConfigError("the remote's URL must not hold a user name or password")
         if "?" in url or "#" in url or not _PATH.fullmatch(parts.path) or port == 0:
             raise ConfigError("the remote's URL is a host, a port and at most a plain path, without ? or #")
-        addresses = _loopback_addresses(host)
+        addresses = loopback_addresses(host)
         if not addresses:
             raise ConfigError(
                 f"the remote {host} is beyond loopback, which needs authentication that is not there yet; "
@@ -69,12 +69,15 @@ class Endpoint:
         return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
 
 
-def _loopback_addresses(host: str) -> tuple[str, ...]:
+def loopback_addresses(host: str) -> tuple[str, ...]:
+    """The addresses of a host, as in a URL without brackets, that can only mean this machine; none for any other."""
     import ipaddress
 
-    if host == "localhost":
+    if host.lower() == "localhost":
         return ("127.0.0.1", "::1")
     try:
-        return (host,) if ipaddress.ip_address(host).is_loopback else ()
+        address = ipaddress.ip_address(host)
     except ValueError:
         return ()
+    is_ours = address.is_loopback if address.version == 4 else address == ipaddress.IPv6Address("::1")
+    return (host,) if is_ours else ()
