@@ -48,7 +48,7 @@ def create_app(
     metrics: Metrics | None = None,
     trust: LoopbackTrust | None = None,
     idle_seconds: float = 30.0,
-) -> Asgi:
+) -> Dispatcher:
     """The application over a service, which stays the caller's.
 
     Args:
@@ -118,7 +118,7 @@ class Dispatcher:
     """Routes a request, answers every error with a problem, and counts."""
 
     def __init__(self, edge: Edge, trust: LoopbackTrust, api: Asgi) -> None:
-        self._edge = edge
+        self.edge = self._edge = edge
         self._trust = trust
         self._api = api
         self._entries = EntryHandler(edge)

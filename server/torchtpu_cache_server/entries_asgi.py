@@ -44,6 +44,9 @@ Receive = Callable[[], Any]
 Send = Callable[[Any], Any]
 
 PIECE_BYTES: Final = 256 << 10
+REMEMBER: Final = "torchtpu_cache.remember"
+"""In a scope: to be called with the name of the entry that was the answer to all that the head says."""
+
 _MAX_IGNORED_BYTES: Final = 16 << 20
 _SHORT_BYTES: Final = 1 << 20
 _SOON_SECONDS: Final = 0.25
@@ -78,19 +81,20 @@ class EntryHandler:
             edge.metrics.read("miss")
             raise no_entry()
         with found.blob as blob:
-            headers = [*entry_headers(found.manifest)]
-            if _is_known(header(scope["headers"], b"if-none-match"), found.manifest.digest):
+            if_none_match = header(scope["headers"], b"if-none-match")
+            if _is_known(if_none_match, found.manifest.digest):
                 edge.metrics.read("not_modified")
+                headers = [*entry_headers(found.manifest)]
                 await send({"type": "http.response.start", "status": 304, "headers": headers})
                 await send({"type": "http.response.body"})
                 return
-            headers.append((b"content-length", str(blob.size_bytes).encode()))
-            headers.append((b"content-type", ENTRY_CONTENT_TYPE.encode()))
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.start", "status": 200, "headers": [*found_headers(found.manifest)]})
             if scope["method"] == "HEAD":
                 await send({"type": "http.response.body"})
                 return
             edge.metrics.read("hit")
+            if REMEMBER in scope and if_none_match is None:
+                scope[REMEMBER]((namespace, key))
             await self._send_blob(send, blob)
         edge.metrics.sent_bytes.inc(found.manifest.size_bytes)
 
@@ -110,7 +114,7 @@ class EntryHandler:
     async def _send_blob(self, send: Send, blob: OpenObject) -> None:
         offset, size = 0, blob.size_bytes
         while True:
-            piece = _read_at_hand(blob, offset, min(PIECE_BYTES, size - offset))
+            piece = read_at_hand(blob, offset, min(PIECE_BYTES, size - offset))
             if piece is None:
                 piece = await self._edge.blocking(blob.read_at, offset, min(PIECE_BYTES, size - offset))
             if not piece:
@@ -266,6 +270,16 @@ def entry_headers(manifest: Manifest) -> tuple[tuple[bytes, bytes], ...]:
     )
 
 
+@functools.lru_cache(maxsize=4096)
+def found_headers(manifest: Manifest) -> tuple[tuple[bytes, bytes], ...]:
+    """Those of an answer that is the entry."""
+    return (
+        *entry_headers(manifest),
+        (b"content-length", str(manifest.size_bytes).encode()),
+        (b"content-type", ENTRY_CONTENT_TYPE.encode()),
+    )
+
+
 def _is_known(if_none_match: str | None, digest: Digest) -> bool:
     if if_none_match is None:
         return False
@@ -273,7 +287,7 @@ def _is_known(if_none_match: str | None, digest: Digest) -> bool:
     return "*" in tags or etag(digest) in tags
 
 
-def _read_at_hand(blob: OpenObject, offset: int, size_bytes: int) -> bytes | bytearray | memoryview | None:
+def read_at_hand(blob: OpenObject, offset: int, size_bytes: int) -> bytes | bytearray | memoryview | None:
     """What the page cache has of the next piece, or None if it takes a wait to know."""
     if blob.descriptor is None:
         return None

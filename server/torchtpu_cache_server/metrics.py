@@ -12,6 +12,7 @@ from torchtpu_cache_core.store import StoreStats
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 _METHODS: Final = frozenset({"GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS"})
 _PREFIX: Final = "torchtpu_cache_service"
+_HITS_AT_ONCE: Final = 100
 _SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
@@ -51,19 +52,41 @@ class Metrics:
         )
         # `labels` costs more than to count, so that what a read counts is looked up once.
         self._reads_by = {outcome: self._reads.labels(outcome) for outcome in ("hit", "not_modified", "miss", "error")}
+        self._hits: list[tuple[int, float]] = []
         self._requests_by: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         for outcome in ("created", "same", "conflict", "refused", "error"):
             self._puts.labels(outcome)
 
     def request(self, method: str, route: str, status: int, seconds: float) -> None:
         """One request has ended; `route` is the name of one of ours or `other`."""
+        requests, durations = self._of_request(method, route, status)
+        requests.inc()
+        durations.observe(seconds)
+
+    def _of_request(self, method: str, route: str, status: int) -> tuple[Counter, Histogram]:
         name = method if method in _METHODS else "other", route, status
         found = self._requests_by.get(name)
         if found is None:
             found = self._requests.labels(name[0], route, str(status)), self._seconds.labels(route)
             self._requests_by[name] = found
-        found[0].inc()
-        found[1].observe(seconds)
+        return found
+
+    def hit(self, size_bytes: int, seconds: float) -> None:
+        """A read was answered with an entry. For the event loop only; it is counted with the next hundred of them."""
+        self._hits.append((size_bytes, seconds))
+        if len(self._hits) >= _HITS_AT_ONCE:
+            self._count_hits()
+
+    def _count_hits(self) -> None:
+        hits, self._hits = self._hits, []
+        if not hits:
+            return
+        requests, durations = self._of_request("GET", "entry", 200)
+        requests.inc(len(hits))
+        for _, seconds in hits:
+            durations.observe(seconds)
+        self._reads_by["hit"].inc(len(hits))
+        self.sent_bytes.inc(sum(size_bytes for size_bytes, _ in hits))
 
     def read(self, outcome: str) -> None:
         """`hit`, `not_modified`, `miss` or `error`."""
@@ -78,7 +101,8 @@ class Metrics:
         self._failures.labels(kind).inc()
 
     def render(self, stats: StoreStats, *, index_complete: bool) -> bytes:
-        """The exposition text."""
+        """The exposition text. For the event loop only, as `hit`."""
+        self._count_hits()
         self._entries.set(stats.entries)
         self._size.set(stats.size_bytes)
         self._limit.set(stats.limit_bytes or 0)

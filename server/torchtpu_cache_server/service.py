@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from torchtpu_cache_core.clock import SYSTEM_CLOCK, Clock
@@ -20,20 +18,19 @@ from torchtpu_cache_core.store import PutStatus, StoreStats
 from torchtpu_cache_core.wire import Found, Page
 from torchtpu_cache_server.admission import Admission, Limits
 from torchtpu_cache_server.blobs.bucket import Bucket, OpenObject, Staged
-from torchtpu_cache_server.blobs.layout import ObjectName, blob_name
+from torchtpu_cache_server.blobs.layout import blob_name
 from torchtpu_cache_server.catalog import Catalog
+from torchtpu_cache_server.hot import Hot
 from torchtpu_cache_server.incoming import Incoming
 from torchtpu_cache_server.index.base import EntryName, Index, Record
 
 _log = logging.getLogger(__name__)
 
-_MAX_HOT: Final = 16_384
 _MAX_TOUCHED: Final = 10_000
 _MAX_TRIES: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
-class OpenEntry:
+class OpenEntry(NamedTuple):
     """An entry open for reading: verified bytes, which stay readable whatever happens to the entry."""
 
     manifest: Manifest
@@ -42,49 +39,6 @@ class OpenEntry:
     def close(self) -> None:
         """Closing twice is harmless."""
         self.blob.close()
-
-
-class _Known(NamedTuple):
-    """A verified entry: its blob is good for as long as the file has this identity."""
-
-    manifest: Manifest
-    identity: Hashable
-    blob: ObjectName
-
-
-class _Hot:
-    """The entries that were verified by this process, so that a hit asks neither index nor manifest. Thread-safe.
-
-    `epoch` moves with every removal: what was found before one may not be kept after it.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._lock = threading.Lock()  # guards all below
-        self._known: OrderedDict[EntryName, _Known] = OrderedDict()
-        self.epoch = 0
-
-    def get(self, name: EntryName) -> _Known | None:
-        with self._lock:
-            found = self._known.get(name)
-            if found is not None:
-                self._known.move_to_end(name)
-            return found
-
-    def put(self, name: EntryName, manifest: Manifest, identity: Hashable, epoch: int) -> None:
-        known = _Known(manifest, identity, blob_name(manifest.digest))
-        with self._lock:
-            if epoch != self.epoch:
-                return
-            self._known[name] = known
-            self._known.move_to_end(name)
-            if len(self._known) > self._limit:
-                self._known.popitem(last=False)
-
-    def drop(self, name: EntryName) -> None:
-        with self._lock:
-            self.epoch += 1
-            self._known.pop(name, None)
 
 
 class Service(Closing):
@@ -114,7 +68,7 @@ class Service(Closing):
         self._admission = Admission(limits or Limits(), bucket, index, self._evict, clock=clock)
         self._evicted = evicted
         self._condemned = condemned
-        self._hot = _Hot(_MAX_HOT)
+        self._hot = Hot()
         self._touched_lock = threading.Lock()  # guards _touched
         self._touched: dict[EntryName, float] = {}
 
@@ -124,17 +78,24 @@ class Service(Closing):
 
     def open_hot(self, namespace: Namespace, key: Key) -> OpenEntry | None:
         """As `open`, but only what memory knows and the kernel has at hand; None is no answer."""
-        known = self._hot.get((namespace, key))
-        if known is None:
+        name = namespace, key
+        verified = self._hot.get(name)
+        if verified is None:
             return None
-        blob = self.bucket.open(known.blob)
+        blob = verified.shared
         if blob is None:
+            opened = self.bucket.open(verified.blob)
+            if opened is None:
+                return None
+            if opened.identity != verified.identity:
+                opened.close()
+                return None
+            blob = self._hot.share(name, verified, opened)
+        elif not blob.is_unchanged():
+            self._hot.drop(name)
             return None
-        if blob.identity != known.identity:
-            blob.close()
-            return None
-        self._touch((namespace, key))
-        return OpenEntry(known.manifest, blob)
+        self._touch(name)
+        return OpenEntry(verified.manifest, blob)
 
     def open(self, namespace: Namespace, key: Key) -> OpenEntry | None:
         """The entry of a key, open for reading, or None. The caller closes it.
@@ -163,7 +124,7 @@ class Service(Closing):
         blob = self.catalog.blob_of(record.manifest)
         try:
             known = self._hot.get(record.name)
-            if known is None or known[:2] != (record.manifest, blob.identity):
+            if known is None or (known.manifest, known.identity) != (record.manifest, blob.identity):
                 self.catalog.verify(record, blob)
         except BaseException:
             blob.close()
@@ -336,6 +297,7 @@ class Service(Closing):
         """Closes bucket and index; nothing may be under way. Closing twice is harmless."""
         with contextlib.suppress(StoreError):
             self.flush_touches()
+        self._hot.clear()
         self.index.close()
         self.bucket.close()
 

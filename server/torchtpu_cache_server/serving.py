@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import fcntl
+import functools
 import logging
 import os
 import resource
@@ -14,7 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import uvicorn
 
@@ -32,9 +34,9 @@ from torchtpu_cache_core.stores.failures import store_error
 from torchtpu_cache_server.admission import Limits
 from torchtpu_cache_server.app import create_app
 from torchtpu_cache_server.blobs.files import FileBucket
+from torchtpu_cache_server.express import Express, ExpressProtocol
 from torchtpu_cache_server.index.sqlite import SqliteIndex
 from torchtpu_cache_server.metrics import Metrics
-from torchtpu_cache_server.protocol import BoundedProtocol
 from torchtpu_cache_server.service import Service
 from torchtpu_cache_server.trust import is_loopback
 from torchtpu_cache_server.upkeep import Upkeep
@@ -223,10 +225,12 @@ def serve(*, listen: Listen, data_dir: Path, limits: Limits, ready: Callable[[st
         threads = ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="service")
         try:
             upkeep.start()
+            app = create_app(service, threads=threads, metrics=metrics)
+            protocol = functools.partial(ExpressProtocol, Express(app.edge))
             config = uvicorn.Config(
-                create_app(service, threads=threads, metrics=metrics),
+                app,
                 loop="uvloop",
-                http=BoundedProtocol,
+                http=cast("type[asyncio.Protocol]", protocol),
                 ws="none",
                 lifespan="off",
                 log_config=None,

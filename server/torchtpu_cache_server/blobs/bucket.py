@@ -61,15 +61,24 @@ class OpenObject(Closing, abc.ABC):
         size_bytes: its length, constant.
         identity: equal for two opens only if the content cannot have changed between them.
         descriptor: of the local file that the object is, for reads that must not block; None where it is none.
+        sent_at: when the whole of it was last sent, by the clock of the event loop that sends it.
     """
 
     size_bytes: int
     identity: Hashable
     descriptor: int | None = None
+    sent_at: float = float("-inf")
 
     @abc.abstractmethod
     def read_at(self, offset: int, size_bytes: int) -> bytes:
         """Up to `size_bytes` from `offset`; fewer only at the end. StoreError if it cannot be read."""
+
+    @abc.abstractmethod
+    def is_unchanged(self) -> bool:
+        """Whether another open of the same name would now find this very object, with this identity.
+
+        StoreError if that cannot be said. It does not wait for more than a look into the kernel's memory.
+        """
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -75,6 +75,15 @@ class _OpenFile(OpenObject):
                 size_bytes -= len(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
+    def is_unchanged(self) -> bool:
+        if self.descriptor is None:
+            raise ValueError("a closed object")
+        # A file that loses its name, by a delete or to another file, gets a new ctime as one that is written does.
+        try:
+            return signature_of(os.fstat(self.descriptor)) == self.identity
+        except OSError as error:
+            raise store_error(error, "an object could not be looked at") from error
+
     def close(self) -> None:
         descriptor, self.descriptor = self.descriptor, None
         if descriptor is not None:
