@@ -11,7 +11,7 @@ DEMO_FULL ?= 0
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test check lint types layers fuzz drills bench clean help
+.PHONY: demo test check lint types layers fuzz drills bench nginx clean help
 
 help:  ## Show these commands.
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -19,7 +19,7 @@ help:  ## Show these commands.
 demo: $(VENV)/demo-$(if $(filter 0,$(DEMO_TPU)),cpu,tpu).stamp  ## Two machines and a service on this one: every program compiled once.
 	@DEMO_TPU=$(DEMO_TPU) DEMO_FULL=$(DEMO_FULL) $(BIN)/torchtpu-cache demo
 
-test: lint types layers $(OTHERS:%=%/stamp)  ## Everything: lint, types, layers, unit, contract, integration, short drills.
+test: lint types layers $(OTHERS:%=%/stamp) nginx  ## Everything: lint, types, layers, unit, contract, integration, short drills.
 	$(BIN)/python -m pytest
 
 check: lint types layers  ## The part of `test` that takes less than five minutes.
@@ -42,8 +42,12 @@ fuzz: $(VENV)/test.stamp  ## The fuzzers, long: SECONDS=600 each.
 drills: $(VENV)/test.stamp  ## The fault campaign in full, one JSON line per figure; ONLY=name for one drill.
 	@PYTHONPATH=tests $(BIN)/python -m support.campaign drills --only $(ONLY)
 
-bench: $(VENV)/test.stamp  ## The benchmarks in full, one JSON line per figure; ONLY=name for one.
+bench: $(VENV)/test.stamp nginx  ## The benchmarks in full, one JSON line per figure; ONLY=name for one.
 	@PYTHONPATH=tests $(BIN)/python -m support.campaign bench --only $(ONLY)
+
+# What the service is measured against; without it the benchmark says what to install.
+nginx:
+	@scripts/nginx.sh .bench/nginx
 
 clean:  ## Remove environments and caches.
 	rm -rf .venv .venv-* .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
