@@ -11,6 +11,7 @@ import abc
 import functools
 import os
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -182,15 +183,17 @@ class ServiceTier(Tier):
 class ExactLru:
     """LRU as the books have it: no sample, no coarse marks, nothing freed ahead of need."""
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, charge: Callable[[Program], int]) -> None:
         self._limit_bytes = self._left_bytes = limit_bytes
+        self._charge = charge
         self._there: OrderedDict[int, int] = OrderedDict()
 
-    def ask(self, program: Program, charge: int) -> bool:
+    def ask(self, seconds: float, program: Program) -> bool:
         """As `Tier.ask`."""
         if program.number in self._there:
             self._there.move_to_end(program.number)
             return True
+        charge = self._charge(program)
         if charge > self._limit_bytes:
             return False
         self._there[program.number] = charge
@@ -198,6 +201,9 @@ class ExactLru:
         while self._left_bytes < 0:
             self._left_bytes += self._there.popitem(last=False)[1]
         return False
+
+    def close(self) -> None:
+        pass
 
 
 @functools.cache

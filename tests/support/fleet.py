@@ -56,8 +56,8 @@ _PLAIN_SECONDS_PER_BYTE: Final = 1e-5
 _HEADER_BYTES: Final = 1200
 _SHARED: Final = 300
 _BETWEEN_SECONDS: Final = 1.0
-_HERE: Final = 0.15
-_SAME_MACHINE: Final = 0.7
+_HERE: Final = 0.5
+_SAME_MACHINE: Final = 0.35
 _FRESH_HOSTS: Final = 0.5
 
 
@@ -147,7 +147,7 @@ class Fleet:
         return [request for request in requests if request.program.compile_seconds >= CHEAP_COMPILE_SECONDS]
 
     def machine(self, number: int) -> list[Request]:
-        """What one machine asks its disk for: the jobs that come to it, at most of their starts."""
+        """What one machine of a shared pool asks its disk for: half of the jobs come by, a third of their starts."""
         chance = random.Random(f"machine {self._seed} {number}")
         here = {job for job in range(1, self._jobs + 1) if chance.random() < _HERE}
         return self._requests(start for start in self._starts if start.job in here and chance.random() < _SAME_MACHINE)
