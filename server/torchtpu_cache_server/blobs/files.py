@@ -25,6 +25,7 @@ from torchtpu_cache_core.errors import FailureKind, StoreError, StoreRefused, St
 from torchtpu_cache_core.identity import signature_of
 from torchtpu_cache_core.stores.failures import store_error, translated
 from torchtpu_cache_core.stores.files import Files
+from torchtpu_cache_core.stores.reading import charged_bytes
 from torchtpu_cache_server.blobs.bucket import (
     Bucket,
     BucketCapabilities,
@@ -41,6 +42,7 @@ _PROBE: Final = re.compile(r"[0-9a-f]{16}-[0-9]+")
 _QUARANTINE: Final = "quarantine"
 _RESERVE: Final = "reserve"
 _MAX_QUARANTINED: Final = 32
+_MAX_QUARANTINED_BYTES: Final = 256 << 20
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
 
 
@@ -227,13 +229,21 @@ class FileBucket(Bucket):
                 return False
             self._make_folder(folder)
             self._files.rename(self.path(name), folder / f"{name.replace('/', '_')}-{secrets.token_hex(4)}")
-            kept = sorted(
-                (item for item in os.scandir(folder) if item.is_file(follow_symlinks=False)),
-                key=lambda item: item.stat(follow_symlinks=False).st_ctime_ns,
-            )
-            for item in kept[:-_MAX_QUARANTINED]:
-                self._files.unlink(Path(item.path))
+            self._trim_quarantine(folder)
         return True
+
+    def _trim_quarantine(self, folder: Path) -> None:
+        """Keeps the newest, up to a number of files and bytes, which no limit of the service counts."""
+        statuses = [
+            (Path(item.path), item.stat(follow_symlinks=False))
+            for item in os.scandir(folder)
+            if item.is_file(follow_symlinks=False)
+        ]
+        left_bytes = _MAX_QUARANTINED_BYTES
+        for number, (path, status) in enumerate(sorted(statuses, key=lambda pair: -pair[1].st_ctime_ns)):
+            left_bytes -= charged_bytes(status)
+            if number >= _MAX_QUARANTINED or left_bytes < 0:
+                self._files.unlink(path)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         if prefix.startswith(BLOBS):

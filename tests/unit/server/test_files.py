@@ -226,6 +226,18 @@ def test_quarantine_is_bounded(bucket: FileBucket, tmp_path: Path) -> None:
     assert {path.read_bytes() for path in kept} >= {b"39", b"30"}
 
 
+def test_quarantine_is_bounded_in_bytes(bucket: FileBucket, tmp_path: Path) -> None:
+    def set_aside(megabytes: int) -> list[int]:
+        bucket.create_bytes(_NAME, b"")
+        os.truncate(bucket.path(_NAME), megabytes << 20)
+        assert bucket.set_aside(_NAME)
+        return sorted(path.stat().st_size >> 20 for path in (tmp_path / "bucket" / "quarantine").iterdir())
+
+    assert [set_aside(size) for size in (100, 90, 80)] == [[100], [90, 100], [80, 90]]
+    assert set_aside(300) == [], "what is over the bound by itself is kept no more than what came before it"
+    assert set_aside(1) == [1]
+
+
 def test_probe(bucket: FileBucket) -> None:
     bucket.probe()
     assert list(bucket.list("probes/")) == []
