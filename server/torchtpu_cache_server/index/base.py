@@ -153,7 +153,7 @@ class Index(abc.ABC):
 
     @abc.abstractmethod
     def totals(self, namespace: Namespace | None = None) -> IndexTotals:
-        """Of one namespace (counted now), or of all (kept as a running total)."""
+        """Of one namespace, or of all. They are kept as entries come and go, and never counted anew."""
 
     @abc.abstractmethod
     def reset(self) -> None:

@@ -3,15 +3,18 @@
 Entries of one `gain_class` (`core.eviction`) are evicted in the order of their last use. A use from
 `used_again_seconds` on counts as another one, and puts an entry into its `class_used_again`. `pinned` leads the index,
 so that who looks for victims reads nothing else.
+
+`totals` counts the entries of each namespace, in the transaction that changes them: a start must not read them all.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-VERSION: Final = 2
+VERSION: Final = 3
 SCHEMA: Final = """
     DROP TABLE IF EXISTS entries;
+    DROP TABLE IF EXISTS totals;
     DROP TABLE IF EXISTS facts;
     CREATE TABLE entries (
         namespace TEXT NOT NULL,
@@ -33,6 +36,11 @@ SCHEMA: Final = """
     ) WITHOUT ROWID;
     CREATE INDEX entries_by_class ON entries (pinned, gain_class, accessed_seconds);
     CREATE INDEX entries_by_digest ON entries (digest);
+    CREATE TABLE totals (
+        namespace TEXT PRIMARY KEY,
+        entries INTEGER NOT NULL,
+        charged_bytes INTEGER NOT NULL
+    ) WITHOUT ROWID;
     CREATE TABLE facts (name TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID;
     INSERT INTO facts VALUES ('complete', 0), ('checks', 0);
 """

@@ -13,7 +13,7 @@ import os
 import secrets
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -76,8 +76,9 @@ class SqliteIndex(Index):
             with _guarded():
                 self._make()
                 self._complete = token != "" and self._fact("complete") == token
-                row = self._writer.execute("SELECT count(*), total(charged_bytes) FROM entries").fetchone()
-                self._totals = IndexTotals(row[0], int(row[1]))
+                self._totals = _sum(self._writer.execute("SELECT entries, charged_bytes FROM totals"))
+                if _only(self._writer.execute("SELECT EXISTS (SELECT 1 FROM entries)")) != bool(self._totals.entries):
+                    raise IndexCorrupt("the index has counted entries that it has not, or the other way round")
         except BaseException:
             self._writer.close()
             raise
@@ -193,7 +194,7 @@ class SqliteIndex(Index):
 
     def record(self, record: Record) -> None:
         manifest = record.manifest
-        with self._writing() as connection:
+        with self._changing(record.manifest.namespace) as (connection, change):
             old = connection.execute(
                 "SELECT charged_bytes, accessed_seconds, pinned FROM entries WHERE namespace = ? AND key = ?",
                 record.name,
@@ -218,20 +219,35 @@ class SqliteIndex(Index):
                     record.gain_class(used_again=is_used_again(manifest.created_seconds, accessed_seconds)),
                 ),
             )
-            self._count(0 if old else 1, record.charged_bytes - (old[0] if old else 0))
+            change += (0, record.charged_bytes - old[0]) if old else (1, record.charged_bytes)
 
     def remove(self, namespace: Namespace, key: Key) -> bool:
-        with self._writing() as connection:
+        with self._changing(namespace) as (connection, change):
             row = connection.execute(
                 "DELETE FROM entries WHERE namespace = ? AND key = ? RETURNING charged_bytes", (namespace, key)
             ).fetchone()
             if row is None:
                 return False
-            self._count(-1, -row[0])
+            change += (-1, -row[0])
         return True
 
-    def _count(self, entries: int, charged_bytes: int) -> None:
-        self._totals = IndexTotals(self._totals.entries + entries, self._totals.charged_bytes + charged_bytes)
+    @contextlib.contextmanager
+    def _changing(self, namespace: Namespace) -> Iterator[tuple[sqlite3.Connection, list[int]]]:
+        """A transaction, and a list for what it adds to the namespace's entries and bytes, where it adds anything."""
+        change: list[int] = []
+        with self._lock:
+            with self._writing() as connection:
+                yield connection, change
+                if change:
+                    connection.execute(
+                        "INSERT INTO totals VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET"
+                        " entries = entries + excluded.entries, charged_bytes = charged_bytes + excluded.charged_bytes",
+                        (namespace, *change),
+                    )
+                    connection.execute("DELETE FROM totals WHERE namespace = ? AND entries = 0", (namespace,))
+            # Only now: a transaction that failed has added nothing.
+            if change:
+                self._totals = _sum([(self._totals.entries, self._totals.charged_bytes), tuple(change)])
 
     def touch(self, accessed: Mapping[EntryName, float]) -> None:
         with self._writing() as connection:
@@ -306,10 +322,9 @@ class SqliteIndex(Index):
         if namespace is None:
             return self._totals
         with self._reading() as connection:
-            row = connection.execute(
-                "SELECT count(*), total(charged_bytes) FROM entries WHERE namespace = ?", (namespace,)
-            ).fetchone()
-        return IndexTotals(row[0], int(row[1]))
+            return _sum(
+                connection.execute("SELECT entries, charged_bytes FROM totals WHERE namespace = ?", (namespace,))
+            )
 
     def reset(self) -> None:
         with self._lock:
@@ -375,6 +390,18 @@ def _guarded() -> Iterator[None]:
         if code == sqlite3.SQLITE_FULL:
             raise StoreFull("no room to write the index") from error
         raise StoreUnavailable(f"the index did not answer: {error}", FailureKind.IO) from error
+
+
+def _sum(rows: Iterable[tuple[Any, ...]]) -> IndexTotals:
+    """Of rows with entries and bytes; IndexCorrupt where they hold anything else."""
+    entries = charged_bytes = 0
+    for row in rows:
+        if not all(type(value) is int for value in row):
+            raise IndexCorrupt("the index counts what cannot be counted")
+        entries, charged_bytes = entries + row[0], charged_bytes + row[1]
+    if entries < 0 or charged_bytes < 0:
+        raise IndexCorrupt("the index has counted wrong")
+    return IndexTotals(entries, charged_bytes)
 
 
 def _only(found: sqlite3.Cursor) -> Any:

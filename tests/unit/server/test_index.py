@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,6 +82,63 @@ def test_totals_follow(index: SqliteIndex, path: Path) -> None:
     index.close()
     again = SqliteIndex(path)
     assert again.totals() == IndexTotals(4, 4 * each)
+    again.close()
+
+
+def test_totals_are_what_counting_gives(index: SqliteIndex, path: Path) -> None:
+    chance = random.Random(7)
+    namespaces = [Namespace("a"), Namespace("b")]
+    for _ in range(300):
+        number, namespace = chance.randrange(8), chance.choice(namespaces)
+        if chance.random() < 0.6:
+            index.record(_record(number, namespace=namespace, size=chance.randrange(1, 50_000)))
+        else:
+            index.remove(namespace, _key(number))
+        of = "SELECT count(*), ifnull(sum(charged_bytes), 0) FROM entries"
+        assert index.totals() == IndexTotals(*index._writer.execute(of).fetchone())
+        for name in namespaces:
+            counted = index._writer.execute(f"{of} WHERE namespace = ?", (name,)).fetchone()
+            assert index.totals(name) == IndexTotals(*counted)
+
+
+def test_what_fails_is_not_counted(index: SqliteIndex) -> None:
+    index.record(_record(1))
+    index._writer.execute("CREATE TEMP TRIGGER no BEFORE INSERT ON totals BEGIN SELECT RAISE(ABORT, 'no'); END")
+    changes: list[Callable[[], object]] = [lambda: index.record(_record(2)), lambda: index.remove(_NS, _key(1))]
+    for change in changes:
+        with pytest.raises(StoreError):
+            change()
+        assert index.totals() == index.totals(_NS) == IndexTotals(1, charged_bytes(10_000))
+    assert index.lookup(_NS, _key(1)) is not None
+    assert index.lookup(_NS, _key(2)) is None
+
+
+@pytest.mark.parametrize("damage", ["entries = 'many'", "charged_bytes = -1", "entries = 0"])
+def test_an_index_that_cannot_have_counted_so_is_set_aside(index: SqliteIndex, path: Path, damage: str) -> None:
+    index.record(_record(1))
+    index._writer.execute(f"UPDATE totals SET {damage}")
+    index.close()
+    again = SqliteIndex(path)
+    assert (again.complete, again.totals()) == (False, IndexTotals(0, 0))
+    again.close()
+
+
+def test_a_start_does_not_read_the_entries(index: SqliteIndex, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(1000):
+        index.record(_record(number))
+    index.close()
+    steps: list[None] = []
+
+    class Counted(sqlite3.Connection):
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
+            self.set_progress_handler(lambda: steps.append(None), 10)
+
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: connect(*a, factory=Counted, **k))
+    again = SqliteIndex(path)
+    assert again.totals().entries == 1000
+    assert len(steps) < 100  # tens of machine steps; one entry takes several
     again.close()
 
 
@@ -250,7 +309,7 @@ def test_a_file_of_a_newer_version_is_set_aside(path: Path) -> None:
     assert path.with_name("index.sqlite.damaged").exists()
 
 
-@pytest.mark.parametrize("damage", ["DROP TABLE entries", "DROP TABLE facts", "DELETE FROM facts"])
+@pytest.mark.parametrize("damage", ["DROP TABLE entries", "DROP TABLE totals", "DROP TABLE facts", "DELETE FROM facts"])
 def test_a_file_without_its_tables_is_set_aside(path: Path, damage: str) -> None:
     """A damaged page may hold nothing but a table's name."""
     index = SqliteIndex(path)
