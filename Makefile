@@ -11,7 +11,7 @@ DEMO_FULL ?= 0
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test check lint types layers fuzz drills bench nginx clean help
+.PHONY: demo test check lint types layers fuzz drills bench figures nginx clean help
 
 help:  ## Show these commands.
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -40,10 +40,16 @@ fuzz: $(VENV)/test.stamp  ## The fuzzers, long: SECONDS=600 each.
 	for target in tests/fuzz/fuzz_*.py; do $(BIN)/python $$target -max_total_time=$(or $(SECONDS),600) || exit 1; done
 
 drills: $(VENV)/test.stamp  ## The fault campaign in full, one JSON line per figure; ONLY=name for one drill.
-	@PYTHONPATH=tests $(BIN)/python -m support.campaign drills --only $(ONLY)
+	@mkdir -p .bench
+	@PYTHONPATH=tests $(BIN)/python -m support.campaign drills --only $(ONLY) --out .bench/drills.jsonl
 
 bench: $(VENV)/test.stamp nginx  ## The benchmarks in full, one JSON line per figure; ONLY=name for one.
-	@PYTHONPATH=tests $(BIN)/python -m support.campaign bench --only $(ONLY)
+	@mkdir -p .bench
+	@PYTHONPATH=tests $(BIN)/python -m support.campaign bench --only $(ONLY) --out .bench/bench.jsonl
+
+figures:  ## Fill the tables of docs/reliability.md and docs/benchmarks.md with what .bench has.
+	@if [ -f .bench/drills.jsonl ]; then $(PYTHON) scripts/figures_table.py .bench/drills.jsonl --into docs/reliability.md; fi
+	@if [ -f .bench/bench.jsonl ]; then $(PYTHON) scripts/figures_table.py .bench/bench.jsonl --into docs/benchmarks.md; fi
 
 # What the service is measured against; without it the benchmark says what to install.
 nginx:
