@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from support.campaign import names
+
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 A_REQUEST = ROOT / "docs" / "a-request.md"
@@ -50,7 +52,7 @@ def test_modules_in_documents_are_there(document: Path) -> None:
     """By the end of their path: the text around a name says below which folder it stands."""
     there = [
         "/" + str(path.relative_to(ROOT))
-        for root in ("cache", "client", "server", "tests", "scripts")
+        for root in ("cache", "client", "server", "tests", "scripts", "examples")
         for path in (ROOT / root).rglob("*.py")
     ]
     named = [module for module, _ in modules_of(document.read_text())]
@@ -69,6 +71,20 @@ def test_the_walk_through_the_code_names_what_is_there() -> None:
         if not text or not all(re.search(rf"^ *(async )?(def|class) {part}\b", text, re.MULTILINE) for part in parts):
             wrong.append((module, name))
     assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("package", "document"), [("drills", "reliability.md"), ("bench", "benchmarks.md")], ids=["drills", "bench"]
+)
+def test_every_drill_and_benchmark_has_its_section_and_its_table(package: str, document: str) -> None:
+    text = (ROOT / "docs" / document).read_text()
+    sections = {part.partition("\n")[0]: part for part in text.split("\n### ")[1:]}
+    assert sorted(sections) == names(package)
+    for name, section in sections.items():
+        described, place, _ = section.partition(f"<!-- figures of {name} -->\n| figure |")
+        assert place, f"{name} has no place for its figures"
+        assert len(described) > 100, f"{name} is not described"
+        assert section.count("<!-- end -->") == 1
 
 
 def test_documents_are_all_linked_from_the_readme() -> None:
