@@ -49,17 +49,17 @@ def test_works_are_done_in_order_and_a_flush_waits_for_them() -> None:
 def test_what_is_slow_takes_a_tenth_of_the_time_and_waits_for_nothing_else() -> None:
     later, done = Later(), []
     for _ in range(3):
-        later.do(lambda: (time.sleep(0.05), done.append("slow")), 1, slowly=True)  # type: ignore[func-returns-value]
+        later.do(lambda: (time.sleep(0.2), done.append("slow")), 1, slowly=True)  # type: ignore[func-returns-value]
     wait_until(lambda: bool(done), "nothing was done")
     started = time.monotonic()
     soon = threading.Event()
     later.do(soon.set, 1)
     assert soon.wait(30)
-    assert time.monotonic() - started < 0.4, "it waited for a rest"
+    assert time.monotonic() - started < 1.5, "it waited for a rest"
     assert done == ["slow"]
     assert later.flush()
     assert done == ["slow"] * 3
-    assert time.monotonic() - started < 0.8, "a flush waits for no rest"
+    assert time.monotonic() - started < 3.0, "a flush waits for no rest"
 
 
 def test_too_much_is_the_callers_to_do(gate: threading.Event) -> None:
