@@ -301,14 +301,14 @@ class SqliteIndex(Index):
         candidates: list[tuple[float, float, str, str]] = []
         with self._reading() as connection:
             for (number,) in connection.execute(CLASSES).fetchall():
-                candidates += [
-                    (worth(least_gain(number), accessed, now_seconds), accessed, *name)
-                    for accessed, *name in connection.execute(
-                        "SELECT accessed_seconds, namespace, key FROM entries"
-                        " WHERE pinned = 0 AND gain_class = ? ORDER BY accessed_seconds LIMIT ?",
-                        (number, limit),
-                    )
-                ]
+                heads = connection.execute(
+                    "SELECT accessed_seconds, namespace, key FROM entries"
+                    " WHERE pinned = 0 AND gain_class = ? ORDER BY accessed_seconds LIMIT ?",
+                    (number, limit),
+                ).fetchall()
+                if not all(isinstance(value, int | float) for value in (number, *(head[0] for head in heads))):
+                    raise IndexCorrupt("the index holds numbers that cannot be")
+                candidates += [(worth(least_gain(number), head[0], now_seconds), *head) for head in heads]
             rows = [
                 connection.execute(
                     f"SELECT {_COLUMNS} FROM entries WHERE namespace = ? AND key = ?",  # noqa: S608 - constant columns

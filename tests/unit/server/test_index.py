@@ -225,6 +225,16 @@ def test_a_first_use_a_minute_after_the_store_counts_four_times(index: SqliteInd
     assert _victims(index, 1, 70.0) == [_key(1)]
 
 
+@pytest.mark.parametrize("column", ["gain_class", "accessed_seconds"])
+def test_victims_of_a_damaged_index_are_none(index: SqliteIndex, path: Path, column: str) -> None:
+    index.record(_record(1))
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"UPDATE entries SET {column} = 'no number'")
+        connection.commit()
+    with pytest.raises(IndexCorrupt):
+        index.victims(1, 10.0)
+
+
 def test_an_index_of_an_older_version_begins_anew(path: Path) -> None:
     index = SqliteIndex(path)
     index.record(_record(1))
