@@ -96,7 +96,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        offers_another = self.parser.should_upgrade()
+        parser: Any = self.parser
+        offers_another = parser.should_upgrade()
         if offers_another and any(name in _BODY_HEADERS for name, _ in self.headers):
             self._end_parser(400, "this service speaks HTTP/1.1 only; send a body without an Upgrade header")
         self._in_head = False

@@ -96,6 +96,8 @@ class Served:
         self._stack.close()
         self.process.kill()
         self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
 
     def resident_kb(self) -> tuple[int, int]:
         """Now, and at most so far."""
