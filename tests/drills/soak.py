@@ -11,8 +11,8 @@ services evict all the time. Meanwhile a vandal breaks connections, cancels uplo
 
 Compiles are those of a made-up compiler, whose executables tell each request from every other: each answer is compared
 with what it must be. It takes no time, so a thread waits for its job's writes after each tenth compile: else they would
-fall ever more behind, and the bounded queue of what waits for the disk would grow. All else is real: processes, sockets,
-files, XLA.
+fall ever more behind, and the bounded queue of what waits for the disk would grow. All else is real: processes,
+sockets, files, XLA.
 
 Every few seconds /proc is asked what each process holds, and each folder what temporary files it has. A growth is that
 of the median of the last third of the run over the median of the first third, after a warm-up. Bars:
