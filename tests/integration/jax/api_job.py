@@ -152,7 +152,8 @@ def changed_flags():
 
     What is bypassed goes JAX's own way, here into a folder of its own.
     """
-    folder = os.environ["JAX_COMPILATION_CACHE_DIR"]
+    folder = os.environ["OWN_FOLDER"]
+    jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     torchtpu_cache.jax.enable()
     one()
