@@ -34,14 +34,15 @@ class Scenario:
 
     Args:
         breaks: makes the service at the proxy's address faulty for the time of the block.
-        first_ms, later_ms: what the first look-up, and the median of the later ones, may add.
+        waits_ms: what the first look-up must wait for, beside FIRST_MS.
+        later_ms: what the median of the later ones may add.
         asks_known: asks for what the service has, because the fault lies in bodies.
         full_only: takes too long for the short form.
     """
 
     name: str
     breaks: Break
-    first_ms: float = FIRST_MS
+    waits_ms: float = 0.0
     later_ms: float = LATER_MS
     asks_known: bool = False
     full_only: bool = False
@@ -99,11 +100,11 @@ def redirecting(proxy: FaultProxy) -> Iterator[None]:
 SCENARIOS: Final = (
     Scenario(name="dead", breaks=dead),
     Scenario(name="black_hole", breaks=by_peer(peers.black_hole)),
-    Scenario(name="hung", breaks=by_script(peers.never), first_ms=ANSWER_MS + FIRST_MS),
-    Scenario(name="deaf", breaks=by_peer(peers.deaf), first_ms=ANSWER_MS + FIRST_MS, full_only=True),
-    Scenario(name="dripping_head", breaks=by_proxy(drip_seconds=0.05), first_ms=ANSWER_MS + FIRST_MS, full_only=True),
-    Scenario(name="answer_in_5s", breaks=by_proxy(delay_seconds=5.0), first_ms=ANSWER_MS + FIRST_MS, full_only=True),
-    Scenario(name="stopping_body", breaks=by_script(peers.body_stops), first_ms=ANSWER_MS + FIRST_MS, full_only=True),
+    Scenario(name="hung", breaks=by_script(peers.never), waits_ms=ANSWER_MS),
+    Scenario(name="deaf", breaks=by_peer(peers.deaf), waits_ms=ANSWER_MS, full_only=True),
+    Scenario(name="dripping_head", breaks=by_proxy(drip_seconds=0.05), waits_ms=ANSWER_MS, full_only=True),
+    Scenario(name="answer_in_5s", breaks=by_proxy(delay_seconds=5.0), waits_ms=ANSWER_MS, full_only=True),
+    Scenario(name="stopping_body", breaks=by_script(peers.body_stops), waits_ms=ANSWER_MS, full_only=True),
     Scenario(name="random_bytes", breaks=by_script(partial(peers.garbage, SEED))),
     Scenario(name="other_protocols", breaks=by_script(peers.other_protocol)),
     Scenario(name="endless_head", breaks=by_script(peers.endless_head)),
@@ -118,7 +119,7 @@ SCENARIOS: Final = (
         Scenario(name=f"length_{kind}", breaks=by_script(partial(peers.wrong_length, kind)))
         for kind in ("longer", "negative", "two", "none", "chunked")
     ),
-    Scenario(name="reset", breaks=by_proxy(reset_at=0), first_ms=RESET_MS + FIRST_MS),
+    Scenario(name="reset", breaks=by_proxy(reset_at=0), waits_ms=RESET_MS),
     Scenario(name="cut_head", breaks=by_proxy(cut_at=40)),
     # From here on each is asked for, since damage or size says nothing of the service, or uploads succeed in between.
     # Each costs its part of a body, most of it in the proxy, until the credit of a slow remote is used up.
@@ -131,7 +132,7 @@ SCENARIOS: Final = (
         name="reset_body",
         breaks=by_proxy(reset_at=5000),
         asks_known=True,
-        first_ms=RESET_MS + FIRST_MS,
+        waits_ms=RESET_MS,
         later_ms=RESET_MS + BODY_PART_MS,
     ),
     Scenario(name="flipped_bit", breaks=by_proxy(flip_at=5000), asks_known=True, later_ms=BODY_PART_MS),

@@ -18,7 +18,9 @@ from torchtpu_cache_core import wire
 SILENCE_SECONDS: Final = 0.2
 """A service that says nothing for so long waits for more, or is busy; where an answer is owed it gets longer."""
 
-OWED_SECONDS: Final = 10.0
+OWED_SECONDS: Final = 25.0
+"""Less than the 30 s after which the service closes what stands still."""
+
 _MAX_HEARD_BYTES: Final = 64 << 20
 _MAX_HEAD_BYTES: Final = 64 << 10
 _STATUS: Final = re.compile(rb"HTTP/1\.1 ([1-5][0-9]{2}) ")
@@ -103,7 +105,8 @@ def _judged(answers: _Answers, case: Case, ended: bool) -> Heard:
     if answers.rest and not ended:
         heard.fault = f"what followed {heard.statuses} is no whole answer: {bytes(answers.rest[:200])!r}"
     elif len(answers.whole) < len(case.plain):
-        heard.fault = f"{len(case.plain)} answers were owed and {len(answers.whole)} came"
+        how = "the connection was closed" if ended else f"nothing more came in {OWED_SECONDS:g} s"
+        heard.fault = f"{len(case.plain)} answers were owed, {len(answers.whole)} came, and {how}"
     for answer in answers.whole:
         heard.fault = heard.fault or _wrong_with(answer)
     return heard
