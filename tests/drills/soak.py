@@ -64,8 +64,8 @@ _MODULES: Final = (
     "torch_mlp_fwd",
     "torch_llama2_inf",
 )
-_LIMITS: Final = {"disk_bytes": 4 << 20, "memory_bytes": 2 << 20}
-_SERVICE_BYTES: Final = 6 << 20
+_LIMITS: Final = {"disk_bytes": 2 << 20, "memory_bytes": 2 << 20}
+_SERVICE_BYTES: Final = 2 << 20
 _START_SECONDS: Final = 60.0
 _END_SECONDS: Final = 90.0
 
