@@ -109,7 +109,8 @@ class ExpressProtocol(BoundedProtocol):
         self._express = express
         self._in_message = False
         self._socket: socket.socket | None = None
-        self._transfer: Transfer | None = None
+        self._transfer: Transfer | None = None  # made with the first large blob, used for all
+        self._found: tuple[OpenEntry, float] | None = None  # what is transferred, and since when
         self._held = bytearray()  # what arrived during the transfer
         self._closes_after = False
         # While the last answer was one of ours, uvicorn's own timer does not run.
@@ -117,7 +118,7 @@ class ExpressProtocol(BoundedProtocol):
         self._quiet_timer: asyncio.TimerHandle | None = None
 
     def data_received(self, data: bytes) -> None:
-        if self._transfer is not None:
+        if self._found is not None:
             self._hold(data)
             return
         is_head = (
@@ -143,7 +144,7 @@ class ExpressProtocol(BoundedProtocol):
         super().on_message_complete()
 
     def shutdown(self) -> None:
-        if self._transfer is not None:
+        if self._found is not None:
             self._closes_after = True
         else:
             super().shutdown()
@@ -177,8 +178,7 @@ class ExpressProtocol(BoundedProtocol):
         found, lines = answer
         blob = found.blob
         if blob.descriptor is not None and blob.size_bytes > PIECE_BYTES:
-            self._transfer_blob(found, lines, began_at)
-            return True
+            return self._transfer_blob(found, lines, began_at)
         try:
             piece = read_at_hand(blob, 0, blob.size_bytes)
         except OSError:
@@ -192,30 +192,37 @@ class ExpressProtocol(BoundedProtocol):
         self._has_answered(found, began_at)
         return True
 
-    def _transfer_blob(self, found: OpenEntry, lines: bytes, began_at: float) -> None:
-        edge = self._express.edge
+    def _transfer_blob(self, found: OpenEntry, lines: bytes, began_at: float) -> bool:
+        if self._transfer is None:
+            try:
+                self._transfer = self._create_transfer()
+            except OSError:  # no descriptor is left
+                found.close()
+                return False
         self._begin()
-        if self._socket is None:
-            # uvloop has no sendfile, and watches no descriptor of a transport's for others.
-            self._socket = socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno()))
-        self._transfer = Transfer(
+        self._found = found, began_at
+        self._transfer.begin(lines, found.blob)
+        return True
+
+    def _create_transfer(self) -> Transfer:
+        # uvloop has no sendfile, and watches no descriptor of a transport's for others.
+        self._socket = socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno()))
+        return Transfer(
             self._socket,
-            lines,
-            found.blob,
             loop=self.loop,
-            threads=edge.threads,
-            idle_seconds=edge.idle_seconds,
-            ended=functools.partial(self._has_transferred, found, began_at),
+            threads=self._express.edge.threads,
+            idle_seconds=self._express.edge.idle_seconds,
+            ended=self._has_transferred,
         )
-        self._transfer.step()
 
     def _begin(self) -> None:
         """No timer of a connection that waits for a head may run on."""
         self._stop_timer()
         self._unset_keepalive_if_required()
 
-    def _has_transferred(self, found: OpenEntry, began_at: float, complete: bool) -> None:
-        self._transfer = None
+    def _has_transferred(self, complete: bool) -> None:
+        assert self._found is not None
+        (found, began_at), self._found = self._found, None
         self._has_answered(found, began_at, complete=complete)
         if not complete:
             self.transport.abort()  # the answer has begun, so this is the only honest end
@@ -223,8 +230,8 @@ class ExpressProtocol(BoundedProtocol):
             self.transport.close()
         else:
             self.flow.resume_reading()
-            held, self._held = bytes(self._held), bytearray()
-            if held:
+            if self._held:
+                held, self._held = bytes(self._held), bytearray()
                 self.data_received(held)
 
     def _has_answered(self, found: OpenEntry, began_at: float, *, complete: bool = True) -> None:
@@ -237,7 +244,7 @@ class ExpressProtocol(BoundedProtocol):
 
     def _close_if_quiet(self) -> None:
         self._quiet_timer = None
-        if self._quiet_since is None or self._transfer is not None or self.transport.is_closing():
+        if self._quiet_since is None or self._found is not None or self.transport.is_closing():
             return
         # One timer, moved on as it fires, costs less than one per answer.
         left_seconds = self._quiet_since + self.timeout_keep_alive - self.loop.time()
