@@ -14,7 +14,6 @@ from components in their shown form, so whoever holds an entry's header can comp
 from __future__ import annotations
 
 import hashlib
-import re
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -33,7 +32,6 @@ MAX_COMPONENTS: Final = 1024
 MAX_NAME_BYTES: Final = 256
 
 _DOMAIN: Final = b"torchtpu-cache key\0"
-_SHOWN: Final = re.compile(rb"[ -~]*")
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,7 @@ class Dispatcher:
     """Routes a request, answers every error with a problem, and counts."""
 
     def __init__(self, edge: Edge, trust: LoopbackTrust, api: Asgi) -> None:
-        self.edge = self._edge = edge
+        self.edge = edge
         self._trust = trust
         self._api = api
         self._entries = EntryHandler(edge)
@@ -139,12 +139,12 @@ class Dispatcher:
             sent.status = sent.status or 499
             raise
         except Exception as error:
-            unexpected = self._edge.unexpected(error)
+            unexpected = self.edge.unexpected(error)
             if sent.status:
                 raise  # in the middle of an answer: only a broken connection is honest
             await self._refuse(sent, unexpected)
         finally:
-            self._edge.metrics.request(
+            self.edge.metrics.request(
                 scope["method"], _route(scope["path"]), sent.status or 500, time.perf_counter() - started
             )
 
@@ -153,7 +153,7 @@ class Dispatcher:
             await send_refusal(sent, refusal)
 
     async def _handle(self, scope: Any, receive: Any, send: _Sent) -> None:
-        edge, method, path = self._edge, scope["method"], scope["path"]
+        edge, method, path = self.edge, scope["method"], scope["path"]
         self._trust.check(scope)
         if method not in _READING_METHODS and not (method == "POST" and _LOOKUP.fullmatch(path)):
             await edge.blocking(self._trust.check_writer, scope)
