@@ -369,10 +369,12 @@ class Node:
         if self._fresh.get(publication.keyed.key) is publication:
             self._fresh.pop(publication.keyed.key, None)
 
-    def flush(self) -> None:
-        """Waits until what was compiled or fetched so far is stored on this machine, a few seconds at most."""
-        if self._later is not None:
-            self._later.flush()
+    def flush(self) -> bool:
+        """Waits until what was compiled or fetched so far is stored on this machine, a few seconds at most.
+
+        Whether nothing waits any more.
+        """
+        return self._later is None or self._later.flush()
 
     def drain(self, seconds: float) -> int:
         """Flushes, and waits for uploads, at most `seconds`; gives how many entries still wait in the spool."""

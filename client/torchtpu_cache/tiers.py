@@ -69,15 +69,15 @@ class Tiers:
         self._credits = {Tier.DISK: Credit(), Tier.REMOTE: Credit()}
         self._sparing = SparingLog(_log, clock)
 
-    def find(self, resolved: Keyed, use: Use) -> Result | None:
+    def find(self, keyed: Keyed, use: Use) -> Result | None:
         """What `use` makes of the nearest entry that it can use; None where no tier has one.
 
         That entry is kept in the nearer tiers. One that cannot be used is counted, set aside where the bytes are to
         blame, and replaced by what a farther tier has.
         """
         nearer: list[_Tiered] = []
-        for tiered in self._asked(resolved):
-            stored = self._get(tiered, resolved)
+        for tiered in self._asked(keyed):
+            stored = self._get(tiered, keyed)
             result = None if stored is None else self._used(tiered, stored, use)
             if stored is not None and result is not None:
                 for each in nearer:
@@ -86,20 +86,20 @@ class Tiers:
             nearer.append(tiered)
         return None
 
-    def _asked(self, resolved: Keyed) -> Iterator[_Tiered]:
+    def _asked(self, keyed: Keyed) -> Iterator[_Tiered]:
         for tiered in self._tiers:
             credit = self._credits.get(tiered.tier)
             if credit is not None and credit.used_up:
                 self._counters.skipped(tiered.tier, "slow")
-            elif tiered.tier is Tier.REMOTE and self._gate.closed(resolved.program_bytes):
+            elif tiered.tier is Tier.REMOTE and self._gate.closed(keyed.program_bytes):
                 self._counters.skipped(tiered.tier, "cheap_compiles")
             else:
                 yield tiered
 
-    def _get(self, tiered: _Tiered, resolved: Keyed) -> Stored | None:
+    def _get(self, tiered: _Tiered, keyed: Keyed) -> Stored | None:
         """What the tier has, checked against the request; a failure is counted, and reads as nothing."""
         asked = self._clock.monotonic()
-        stored = self._checked(tiered, resolved, asked)
+        stored = self._checked(tiered, keyed, asked)
         credit = self._credits.get(tiered.tier)
         if credit is not None:
             seconds = self._clock.monotonic() - asked
@@ -109,18 +109,18 @@ class Tiers:
                 credit.hit(seconds, stored.entry.header.compile_seconds)
         return stored
 
-    def _checked(self, tiered: _Tiered, resolved: Keyed, asked: float) -> Stored | None:
+    def _checked(self, tiered: _Tiered, keyed: Keyed, asked: float) -> Stored | None:
         try:
-            stored = tiered.store.get(resolved.key)
+            stored = tiered.store.get(keyed.key)
             if stored is None:
                 self._counters.miss(tiered.tier)
                 if tiered.tier is Tier.REMOTE:
                     self._gate.round_trip(self._clock.monotonic() - asked)
                 return None
-            stored.entry.check(resolved.key, resolved.components)
+            stored.entry.check(keyed.key, keyed.components)
             return stored
         except CorruptEntry as error:
-            self._set_aside(tiered, resolved.key, error)
+            self._set_aside(tiered, keyed.key, error)
         except BreakerOpen:
             self._counters.skipped(tiered.tier, "breaker_open")
         except StoreError as error:

@@ -112,7 +112,7 @@ class Rig:
     def settle(self) -> None:
         """Waits until all that was asked for is stored or has failed; a disk in trouble may take its time."""
         deadline = time.monotonic() + SETTLE_SECONDS
-        while self.node._later is not None and not self.node._later.flush():
+        while not self.node.flush():
             assert time.monotonic() < deadline, "what waits for the disk does not get through"
 
     def totals(self) -> dict[str, Any]:
