@@ -14,10 +14,10 @@ from typing import Final
 
 from torchtpu_cache_core.stores.files import Files
 
-FILES: Final = 16
+RESERVED_FILES: Final = 16
 """Each gives back an inode too: of the tombstone, its folder, and the index's log."""
 
-FILE_BYTES: Final = 64 << 10
+RESERVED_FILE_BYTES: Final = 64 << 10
 _LOW_BYTES: Final = 256 << 10
 _LOW_INODES: Final = 8
 
@@ -47,13 +47,13 @@ class Reserve:
         with self._lock:
             if not self._is_whole:
                 try:
-                    self._is_whole = not self._is_full(FILES) and self._filled()
+                    self._is_whole = not self._is_full(RESERVED_FILES) and self._filled()
                 except OSError:
                     return False
             return self._is_whole
 
     def _paths(self) -> list[Path]:
-        return [self._folder / str(number) for number in range(FILES)]
+        return [self._folder / str(number) for number in range(RESERVED_FILES)]
 
     def _is_full(self, times: int) -> bool:
         """Whether less is free than `times` the little that a tombstone takes."""
@@ -68,9 +68,9 @@ class Reserve:
         for path in self._paths():
             descriptor = self._files.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW)
             try:
-                if self._files.fstat(descriptor).st_size < FILE_BYTES:
+                if self._files.fstat(descriptor).st_size < RESERVED_FILE_BYTES:
                     self._files.truncate(descriptor, 0)
-                    view = memoryview(bytes(FILE_BYTES))
+                    view = memoryview(bytes(RESERVED_FILE_BYTES))
                     while view:
                         view = view[self._files.write(descriptor, view) :]
             finally:

@@ -16,7 +16,7 @@ from torchtpu_cache_core.testing.entries import entry_for
 from torchtpu_cache_core.testing.faults import Fault
 from torchtpu_cache_server import serving
 from torchtpu_cache_server.blobs.files import FileBucket
-from torchtpu_cache_server.blobs.reserve import FILE_BYTES, FILES, Reserve
+from torchtpu_cache_server.blobs.reserve import RESERVED_FILE_BYTES, RESERVED_FILES, Reserve
 from torchtpu_cache_server.index.sqlite import SqliteIndex
 from torchtpu_cache_server.problems import refusal_of
 from torchtpu_cache_server.service import Service
@@ -53,8 +53,8 @@ def test_is_filled_with_real_bytes_once_and_again_after_it_was_given_up(folder: 
     disk = Disk()
     reserve = Reserve(folder, disk)
     assert reserve.fill()
-    assert sizes(folder) == [FILE_BYTES] * FILES
-    assert sum(path.stat().st_blocks * 512 for path in folder.iterdir()) >= FILES * FILE_BYTES
+    assert sizes(folder) == [RESERVED_FILE_BYTES] * RESERVED_FILES
+    assert sum(path.stat().st_blocks * 512 for path in folder.iterdir()) >= RESERVED_FILES * RESERVED_FILE_BYTES
     calls = len(disk.calls)
     assert reserve.fill()
     assert len(disk.calls) == calls  # nothing to do
@@ -64,7 +64,7 @@ def test_is_filled_with_real_bytes_once_and_again_after_it_was_given_up(folder: 
     assert not reserve.fill()
     disk.free = WELL
     assert reserve.fill()
-    assert sizes(folder) == [FILE_BYTES] * FILES
+    assert sizes(folder) == [RESERVED_FILE_BYTES] * RESERVED_FILES
 
 
 @pytest.mark.parametrize("free", [WELL, (1 << 30, 0)], ids=["room", "a file system that counts no inodes"])
@@ -80,7 +80,7 @@ def test_is_kept_where_there_is_room(folder: Path, free: tuple[int, int]) -> Non
     reserve.fill()
     disk.free = free
     reserve.give_up_where_full()
-    assert len(sizes(folder)) == FILES
+    assert len(sizes(folder)) == RESERVED_FILES
 
 
 @pytest.mark.parametrize("free", [(1000, 100_000), (1 << 30, 2)], ids=["no bytes", "no inodes"])
@@ -103,14 +103,14 @@ def test_never_raises(folder: Path, call: str, error: int) -> None:
         reserve.give_up_where_full()
     disk.free = WELL
     assert reserve.fill()
-    assert sizes(folder) == [FILE_BYTES] * FILES
+    assert sizes(folder) == [RESERVED_FILE_BYTES] * RESERVED_FILES
 
 
 def test_a_cut_file_of_it_is_made_whole(folder: Path) -> None:
     Reserve(folder, Disk()).fill()
     (folder / "3").write_bytes(b"cut")
     assert Reserve(folder, Disk()).fill()
-    assert sizes(folder) == [FILE_BYTES] * FILES
+    assert sizes(folder) == [RESERVED_FILE_BYTES] * RESERVED_FILES
 
 
 class Filling(FileBucket):
@@ -154,7 +154,7 @@ def test_a_service_that_starts_well_says_nothing(tmp_path: Path, caplog: pytest.
     with caplog.at_level(logging.WARNING):
         assert serving.open_bucket(tmp_path / "data")[1]
     assert caplog.text == ""
-    assert len(sizes(tmp_path / "data" / "reserve")) == FILES
+    assert len(sizes(tmp_path / "data" / "reserve")) == RESERVED_FILES
 
 
 def test_a_service_does_not_start_on_a_bucket_of_no_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
