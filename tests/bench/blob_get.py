@@ -1,4 +1,4 @@
-"""A read of an entry from the real service, beside nginx sending the same bytes as a file.
+"""A read of an entry from the real service, beside nginx sending the very same file.
 
 Both are one worker on one CPU, asked over loopback by a client in C on another CPU, which reads the heads and has the
 kernel drop the bodies, so that it costs next to nothing. nginx runs as one would run it for files: sendfile,
@@ -32,6 +32,7 @@ from support.clean import clean_folder
 from support.figures import Figure, Size
 from support.load import Group, Load, LoadClient, cpu_seconds
 from support.served import launch, path_of
+from torchtpu_cache_core.entry import Entry
 from torchtpu_cache_core.testing.entries import entry_for
 
 _EXECUTABLE_BYTES = {"10k": 10_000, "1m": 1_000_000, "32m": 32_000_000}
@@ -117,8 +118,8 @@ def _sides(folder: Path) -> Iterator[_Sides]:
             paths, sizes = {}, {}
             for name, executable_bytes in _EXECUTABLE_BYTES.items():
                 entry = entry_for(name, executable=os.urandom(executable_bytes))
-                (files / name).write_bytes(entry.buffer)
                 assert served.put(entry).status == 201
+                os.link(_blob(folder / "data", entry), files / name)
                 assert served.get(entry).body == entry.buffer
                 paths[name], sizes[name] = path_of(entry), entry.size_bytes
             of_nginx = {name: f"/{name}" for name in paths}
@@ -134,6 +135,12 @@ def _sides(folder: Path) -> Iterator[_Sides]:
             yield sides
     finally:
         served.stop()
+
+
+def _blob(data: Path, entry: Entry) -> Path:
+    """The very file that the service sends."""
+    (found,) = data.glob(f"blobs/sha256/*/{entry.digest!s}")
+    return found
 
 
 def _compare(sides: _Sides, name: str, bar: float, rounds: int, seconds: float) -> Iterator[Figure]:

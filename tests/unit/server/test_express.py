@@ -29,6 +29,7 @@ from torchtpu_cache_server.app import create_app
 from torchtpu_cache_server.blobs.bucket import OpenObject
 from torchtpu_cache_server.blobs.files import FileBucket
 from torchtpu_cache_server.blobs.layout import blob_name
+from torchtpu_cache_server.entries_asgi import PIECE_BYTES
 from torchtpu_cache_server.express import Express, ExpressProtocol
 from torchtpu_cache_server.hot import Hot, SharedObject
 from torchtpu_cache_server.index.sqlite import SqliteIndex
@@ -180,6 +181,9 @@ def test_a_known_head_gets_the_same_answer_without_asgi(tmp_path: Path, size_byt
             answer = await again.ask(head_of(entry))
             assert (answer.status, answer.headers, answer.body) == (200, first.headers, first.body)
         assert site.ordinary == 1
+        sockets = [connection._socket for connection in site.connections if connection._socket is not None]
+        assert len(sockets) == (2 if size_bytes > PIECE_BYTES else 0)
+        assert not any(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CORK) for sock in sockets)
         shown = (await talk.ask(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")).body.decode()
         assert 'reads_total{outcome="hit"} 4.0' in shown
         assert 'requests_total{method="GET",route="entry",status="200"} 4.0' in shown
