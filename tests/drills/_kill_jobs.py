@@ -78,13 +78,13 @@ def put(steps: Steps, root: str, label: str, limit_entries: int, ahead_seconds: 
         steps.acknowledge(str(number))
 
 
-def tend(steps: Steps, root: str, limit_entries: int) -> None:
+def tend(steps: Steps, root: str, limit_entries: int, verify_first: bool) -> None:
     """`cache gc` and `cache verify --repair`, in turn."""
     store = open_disk(Path(root), limit_entries)
     steps.ready()
     for number in itertools.count():
         with steps.operation():
-            if number % 2:
+            if number % 2 == verify_first:
                 store.gc()
             else:
                 store.verify(repair=True)

@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Final
 from support.nursery import CALLS, Nursery, Slot, Victim
 
 _FIRST_SECONDS: Final = 0.05
-_ANY_STEP: Final = 0.3
 _PATIENCE_SECONDS: Final = 5.0
 _MORE_OPERATIONS: Final = 5
 
@@ -66,6 +65,9 @@ class Kind(abc.ABC):
     last_operation: ClassVar[int] = 4
     """The latest that a victim may be told to die in."""
 
+    any_step: ClassVar[float] = 0.3
+    """How often the step is not one that operations usually have, but any."""
+
     def __init__(self, nursery: Nursery, folder: Path, chance: random.Random) -> None:
         folder.mkdir(mode=0o700)
         self.nursery = nursery
@@ -105,7 +107,7 @@ class Kind(abc.ABC):
 
     def _step(self) -> int:
         """Each of the steps that operations usually have in turn; sometimes any that one has had."""
-        if self.chance.random() < _ANY_STEP:
+        if self.chance.random() < self.any_step:
             return self.chance.randint(1, self.tally.most_steps)
         if not self._steps_to_come:
             self._steps_to_come = list(range(1, self.tally.usual_steps + 1))

@@ -205,11 +205,14 @@ class Upkeep(_Disk):
     """`gc` and `verify --repair` over entries, bad entries, leftovers of dead writers and files of others."""
 
     name = "upkeep"
-    last_operation = 2
+    last_operation = 1
+    any_step = 1.0  # the first operation has far more to do than the later ones
 
     def kill(self) -> None:
         self._plant()
-        victim = self.start("tend", root=str(self.root), limit_entries=self.limit_entries)
+        victim = self.start(
+            "tend", root=str(self.root), limit_entries=self.limit_entries, verify_first=self.chance.random() < 0.5
+        )
         self.end(victim)
         self.killed_here += 1
 
