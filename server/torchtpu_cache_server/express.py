@@ -34,7 +34,7 @@ from torchtpu_cache_server.entries_asgi import PIECE_BYTES, REMEMBER, found_head
 from torchtpu_cache_server.index.base import EntryName
 from torchtpu_cache_server.protocol import BoundedProtocol
 from torchtpu_cache_server.service import OpenEntry
-from torchtpu_cache_server.transfer import Transfer
+from torchtpu_cache_server.transfer import Pace, Transfer
 
 Pairs = Sequence[tuple[bytes, bytes]]
 
@@ -61,6 +61,7 @@ class Express:
 
     def __init__(self, edge: Edge) -> None:
         self.edge = edge
+        self.pace = Pace()
         self._known: dict[bytes, _Known] = {}
         self._defaults: Pairs | None = None
         self._beginning = b""
@@ -130,6 +131,7 @@ class ExpressProtocol(BoundedProtocol):
         if is_head and self._answer(data):
             return
         self._quiet_since = None
+        self._express.pace.note_short(self.loop.time())
         super().data_received(data)
         if is_head and not self._in_message and self.cycle.keep_alive:
             # One message and no more, for there was one end of a head. The task that answers it begins after this call.
@@ -190,6 +192,7 @@ class ExpressProtocol(BoundedProtocol):
         self._begin()
         self.transport.writelines([lines, piece])
         self._has_answered(found, began_at)
+        self._express.pace.note_short(self.loop.time())
         return True
 
     def _transfer_blob(self, found: OpenEntry, lines: bytes, began_at: float) -> bool:
@@ -209,6 +212,7 @@ class ExpressProtocol(BoundedProtocol):
         self._socket = socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno()))
         return Transfer(
             self._socket,
+            pace=self._express.pace,
             loop=self.loop,
             threads=self._express.edge.threads,
             idle_seconds=self._express.edge.idle_seconds,

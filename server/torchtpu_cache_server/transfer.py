@@ -14,10 +14,27 @@ from typing import Final
 from torchtpu_cache_server.blobs.bucket import OpenObject
 from torchtpu_cache_server.entries_asgi import read_at_hand
 
-STEP_BYTES: Final = 1 << 20
-"""What one turn of the event loop may send, so that one fast reader starves nobody."""
-
+STEP_BYTES: Final = 2 << 20
+SHORT_STEP_BYTES: Final = 512 << 10
+_SHORT_SECONDS: Final = 0.1
 _FRESH_SECONDS: Final = 1.0
+
+
+class Pace:
+    """How much one turn of the event loop may send of one large blob, so that one fast reader starves nobody.
+
+    Large steps cost less, and while there were short requests lately, each waits for a step of each transfer.
+    """
+
+    def __init__(self) -> None:
+        self._short_at = float("-inf")
+
+    def note_short(self, now: float) -> None:
+        """There was a request that was not for a large blob."""
+        self._short_at = now
+
+    def step_bytes(self, now: float) -> int:
+        return SHORT_STEP_BYTES if now - self._short_at < _SHORT_SECONDS else STEP_BYTES
 
 
 class Transfer:
@@ -29,6 +46,7 @@ class Transfer:
 
     Args:
         sock: non-blocking; it stays the caller's, who closes it after `end`.
+        pace: shared by all transfers of the event loop.
         idle_seconds: how long the peer may take no byte.
         ended: called once for each `begin`, with whether all was sent.
     """
@@ -37,11 +55,13 @@ class Transfer:
         self,
         sock: socket.socket,
         *,
+        pace: Pace,
         loop: asyncio.AbstractEventLoop,
         threads: Executor,
         idle_seconds: float,
         ended: Callable[[bool], None],
     ) -> None:
+        self._pace = pace
         self._socket = sock
         self._descriptor = sock.fileno()
         self._loop = loop
@@ -85,7 +105,7 @@ class Transfer:
         blob = self._blob
         if blob is None or self._is_fetching:
             return
-        size_bytes = min(STEP_BYTES, blob.size_bytes - self._offset)
+        size_bytes = min(self._pace.step_bytes(self._moved_at), blob.size_bytes - self._offset)
         try:
             at_hand = self._moved_at - blob.sent_at < _FRESH_SECONDS or _has_at_hand(blob, self._offset, size_bytes)
         except OSError:

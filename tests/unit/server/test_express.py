@@ -34,7 +34,7 @@ from torchtpu_cache_server.express import Express, ExpressProtocol
 from torchtpu_cache_server.hot import Hot, SharedObject
 from torchtpu_cache_server.index.sqlite import SqliteIndex
 from torchtpu_cache_server.service import Service
-from torchtpu_cache_server.transfer import Transfer
+from torchtpu_cache_server.transfer import Pace, Transfer
 from torchtpu_cache_server.upkeep import reconcile
 
 _SMALL = entry_for("small")
@@ -382,10 +382,11 @@ def test_what_the_page_cache_has_lost_is_read_in_a_thread(tmp_path: Path, monkey
         asked.append(offset)
 
     monkeypatch.setattr(transfer, "read_at_hand", have_not)
+    monkeypatch.setattr(Pace, "step_bytes", lambda *_: 1 << 20)
 
     async def test(site: Site) -> None:
         talk = await site.known(_LARGE)
-        steps = list(range(0, _LARGE.size_bytes, transfer.STEP_BYTES))
+        steps = list(range(0, _LARGE.size_bytes, 1 << 20))
         assert asked == steps
         monkeypatch.setattr(transfer, "_FRESH_SECONDS", 60.0)
         assert (await talk.ask(head_of(_LARGE))).body == bytes(_LARGE.buffer)
@@ -396,6 +397,14 @@ def test_what_the_page_cache_has_lost_is_read_in_a_thread(tmp_path: Path, monkey
         assert site.ordinary == 0
 
     run(tmp_path, test, _LARGE)
+
+
+def test_steps_are_short_while_there_are_short_requests() -> None:
+    pace = Pace()
+    assert pace.step_bytes(5.0) == transfer.STEP_BYTES
+    pace.note_short(5.0)
+    assert pace.step_bytes(5.05) == transfer.SHORT_STEP_BYTES
+    assert pace.step_bytes(5.2) == transfer.STEP_BYTES
 
 
 def test_a_disk_that_fails_in_the_middle_breaks_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
