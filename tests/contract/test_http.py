@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from support.faultproxy import Fault, FaultProxy
-from support.service import ServiceData, ServiceProcess, running_service
+from support.served import Served
+from support.service import ServiceData, running_service
 from torchtpu_cache.breaker import BreakerStore
 from torchtpu_cache.remote import RemoteStore
 from torchtpu_cache_core.errors import CorruptEntry, FailureKind
@@ -39,7 +40,7 @@ FAULTS = {
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with running_service(tmp_path_factory.mktemp("service") / "data") as service:
         yield service
 
@@ -52,7 +53,7 @@ class TestHttp(StoreSuite):
     through_proxy = True
 
     @pytest.fixture(autouse=True)
-    def _services(self, service: ServiceProcess, tmp_path: Path) -> Iterator[None]:
+    def _services(self, service: Served, tmp_path: Path) -> Iterator[None]:
         self._shared, self._own_folder = service, tmp_path / "own service"
         with contextlib.ExitStack() as self._stack:
             self._proxy = self._stack.enter_context(FaultProxy(service.port)) if self.through_proxy else None

@@ -18,7 +18,8 @@ from drills._corruption_disk import LARGEST_BYTES, huge_files
 from support.damage import ANYWHERE, OF_ENTRIES, By, accident, bombed, forgeries
 from support.fakes import RawResolver
 from support.replies import manifest_of
-from support.service import ServiceProcess, running_service
+from support.served import Served
+from support.service import running_service
 from support.tally import PeakMemory, Tally
 from support.victims import KnowingCompiler, Recorder, Victim, victim, victims
 from torchtpu_cache.counters import Tier
@@ -122,7 +123,7 @@ class DataFolder:
 class LiveAttack:
     """Damages blobs below a running service, which has served them before."""
 
-    def __init__(self, service: ServiceProcess, tally: Tally) -> None:
+    def __init__(self, service: Served, tally: Tally) -> None:
         self.tally = tally
         self.rng = random.Random(tally.seed)
         self.known = victims(_KNOWN, large=1, name="served")
@@ -287,7 +288,7 @@ def attack_cold(folder: Path, tally: Tally, count: int) -> None:
         tally.say(count)
 
 
-def _ask_all(service: ServiceProcess, client: Client, planted: dict[Victim, Planted]) -> None:
+def _ask_all(service: Served, client: Client, planted: dict[Victim, Planted]) -> None:
     """What the service finds at its start it closes before anybody asks, so that the key reads as free: it must have
     counted each of those."""
     tally, answers = client.tally, dict.fromkeys(planted, "crash")

@@ -37,7 +37,8 @@ from support.clean import clean_folder
 from support.faultproxy import Fault, FaultProxy
 from support.figures import Figure, Size
 from support.rig import Rig, median, private, program, rigged
-from support.service import ServiceProcess, running_service, start_service
+from support.served import Served
+from support.service import running_service, start_service
 from torchtpu_cache.counters import Tier
 from torchtpu_cache.gate import CREDIT_SECONDS, SHARE
 from torchtpu_cache.remote import RemoteStore
@@ -98,7 +99,7 @@ class Tally:
 class Ground:
     """Where the campaign takes place."""
 
-    service: ServiceProcess
+    service: Served
     folder: Path
     tally: Tally
     size: Size
@@ -335,7 +336,7 @@ def _traffic(node: Rig, number: int, stop: threading.Event) -> None:
         count += 1
 
 
-def _found_again(ground: Ground, nodes: list[Rig], name: str, service: ServiceProcess) -> float:
+def _found_again(ground: Ground, nodes: list[Rig], name: str, service: Served) -> float:
     """Seconds until every node is served by the service that has just started."""
     started = time.monotonic()
     with rigged(private(ground.folder / name.replace(" ", "-")), service.url) as other:

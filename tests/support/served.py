@@ -52,6 +52,10 @@ class Served:
     host: str = "127.0.0.1"
     _stack: ExitStack = field(default_factory=ExitStack)
 
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
     def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
         """One request on a connection of its own; header names are given with _ for -."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=30)
@@ -123,6 +127,7 @@ def read_all(connection: socket.socket) -> bytes:
 def launch(
     data_dir: Path,
     *options: str,
+    listen: str = "127.0.0.1:0",
     preexec: Callable[[], None] | None = None,
     environ: Mapping[str, str] | None = None,
     log: Path | None = None,
@@ -131,8 +136,11 @@ def launch(
 
     Args:
         log: a file for what it writes to standard error; this process's own where there is none.
+
+    Raises:
+        RuntimeError: it ended, or did not say that it listens; with its last words, if there is a log.
     """
-    command = [*SERVE, "--listen", "127.0.0.1:0", "--data-dir", str(data_dir), "--json", *options]
+    command = [*SERVE, "--listen", listen, "--data-dir", str(data_dir), "--json", *options]
     with contextlib.nullcontext() if log is None else log.open("ab") as errors:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=errors, text=True, preexec_fn=preexec, env=environ
@@ -142,5 +150,7 @@ def launch(
     line = process.stdout.readline() if ready else ""
     if not line:
         process.kill()
-        raise RuntimeError(f"the service did not start; it ended with {process.wait()}")
+        process.stdout.close()
+        said = "" if log is None else log.read_text(errors="replace")[-2000:]
+        raise RuntimeError(f"the service did not start; it ended with {process.wait()}: {said}")
     return Served(process, int(json.loads(line)["url"].rpartition(":")[2]), data_dir)

@@ -1,84 +1,37 @@
-"""The real service in a process of its own, and its data folder as a test may read and damage it."""
+"""The real service for the time of a block, and its data folder as a test may read and damage it."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
-import os
-import select
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+from support.served import Served, launch
 from torchtpu_cache.remote import RemoteStore
 from torchtpu_cache_core.manifest import Manifest
 from torchtpu_cache_core.names import Digest, Key, Namespace
 
-_READY_SECONDS = 30
-_STOP_SECONDS = 30
 
-
-@dataclass
-class ServiceProcess:
-    """A running `torchtpu-cache serve`; only ever ended by its own pid."""
-
-    process: subprocess.Popen[str]
-    url: str
-    data_dir: Path
-
-    @property
-    def port(self) -> int:
-        return int(self.url.rpartition(":")[2])
-
-    def stop(self) -> int:
-        """SIGTERM, and the exit code; killed if it does not end."""
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            return self.process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            raise
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
-def start_service(data_dir: Path, *options: str, listen: str = "127.0.0.1:0") -> ServiceProcess:
-    """Starts the service, and returns once it listens.
-
-    Raises:
-        RuntimeError: it ended, or did not say that it listens; with its last words.
-    """
-    command = [sys.executable, "-m", "torchtpu_cache.cli.main", "serve", "--json"]
-    command += ["--listen", listen, "--data-dir", str(data_dir), *options]
+def start_service(data_dir: Path, *options: str, listen: str = "127.0.0.1:0") -> Served:
+    """Starts the service, with a log of this start beside its folder; RuntimeError as `launch`."""
     log = data_dir.with_name(data_dir.name + ".log")
-    with open(log, "wb") as errors:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=dict(os.environ))
-    assert process.stdout is not None
-    ready, _, _ = select.select([process.stdout], [], [], _READY_SECONDS)
-    line = process.stdout.readline() if ready else ""
-    process.stdout.close()
-    if not line:
-        process.kill()
-        raise RuntimeError(f"the service did not start ({process.wait()}): {log.read_text()[-2000:]}")
-    return ServiceProcess(process, json.loads(line)["url"], data_dir)
+    log.unlink(missing_ok=True)
+    return launch(data_dir, *options, listen=listen, log=log)
 
 
 @contextlib.contextmanager
-def running_service(data_dir: Path, *options: str, listen: str = "127.0.0.1:0") -> Iterator[ServiceProcess]:
-    """The service for the time of the block; killed if the block has not ended it."""
+def running_service(data_dir: Path, *options: str, listen: str = "127.0.0.1:0") -> Iterator[Served]:
+    """The service for the time of the block; ended if the block has not ended it."""
     service = start_service(data_dir, *options, listen=listen)
     try:
         yield service
     finally:
         if service.process.poll() is None:
             service.stop()
+        else:
+            service.kill()
 
 
 def open_remote(url: str, namespace: str) -> RemoteStore:

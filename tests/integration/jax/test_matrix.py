@@ -12,7 +12,8 @@ import pytest
 import zstandard
 
 from support.jaxes import ENVIRONMENTS, JOBS, Machine, files_of, python_of
-from support.service import ServiceProcess, running_service
+from support.served import Served
+from support.service import running_service
 from torchtpu_cache_core.entry import Entry
 
 JOB = JOBS / "job.py"
@@ -27,7 +28,7 @@ def python(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with running_service(tmp_path_factory.mktemp("service") / "data") as running:
         yield running
 
@@ -80,7 +81,7 @@ def corrupt(machine: Machine) -> int:
 
 
 def test_a_second_machine_compiles_nothing_and_bad_entries_are_replaced(
-    machine: Make, service: ServiceProcess, tmp_path: Path
+    machine: Make, service: Served, tmp_path: Path
 ) -> None:
     a = machine("a", remote=service.url, variables={"MACHINE": "A", "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "x")})
     b = machine("b", remote=service.url, variables={"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "y" / "z")})

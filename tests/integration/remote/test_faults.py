@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from support.faultproxy import Fault, FaultProxy
-from support.service import ServiceProcess, running_service, start_service
+from support.served import Served
+from support.service import running_service, start_service
 from torchtpu_cache.breaker import BreakerOpen, BreakerSettings, BreakerStore
 from torchtpu_cache.remote import RemoteStore
 from torchtpu_cache_core import wire
@@ -33,13 +34,13 @@ MB = 1_000_000
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with running_service(tmp_path_factory.mktemp("service") / "data") as service:
         yield service
 
 
 @pytest.fixture
-def proxy(service: ServiceProcess) -> Iterator[FaultProxy]:
+def proxy(service: Served) -> Iterator[FaultProxy]:
     with FaultProxy(service.port) as proxy:
         yield proxy
 
@@ -57,7 +58,7 @@ def hasty(proxy: FaultProxy) -> Iterator[RemoteStore]:
 
 
 @pytest.fixture(scope="module")
-def stored(service: ServiceProcess) -> Entry:
+def stored(service: Served) -> Entry:
     """An entry that the service has."""
     entry = entry_for("stored", size_bytes=300_000)
     with RemoteStore(service.url, DEFAULT_NAMESPACE, answer_seconds=10.0) as store:
