@@ -29,6 +29,9 @@ MAX_COMPILE_SECONDS: Final = 86_400.0
 AGAIN_SECONDS: Final = 60.0
 """A use counts as another one when it is this much later than the store. Marks of use are no finer."""
 
+SPARE_SHARE: Final = 8
+"""Of candidates, the part that may go for what is not needed at once."""
+
 CLASSES_PER_DOUBLING: Final = 2
 LEAST_CLASS: Final = -80
 """What gains next to nothing: a millisecond for some gigabytes, or less."""
@@ -90,16 +93,26 @@ def worth_of(candidate: Candidate[T], now_seconds: float) -> float:
 
 
 def choose(
-    candidates: Sequence[Candidate[T]], now_seconds: float, *, need_bytes: int, need_entries: int
+    candidates: Sequence[Candidate[T]],
+    now_seconds: float,
+    *,
+    need_bytes: int,
+    need_entries: int,
+    spare_bytes: int = 0,
+    spare_entries: int = 0,
 ) -> list[Candidate[T]]:
     """The candidates that go, least worth first (of equals the longest unused).
 
-    Gives as few as free `need_bytes` and `need_entries`, or all of them where even that does not suffice.
+    Gives as few as free `need_bytes` and `need_entries`, or all of them where even that does not suffice. What is to be
+    spare beyond need is taken from the least worth eighth only: candidates may be a sample, and those further up may be
+    worth more than most of what was not looked at.
     """
     ranked = sorted(candidates, key=lambda c: (worth_of(c, now_seconds), c.accessed_seconds))
     victims: list[Candidate[T]] = []
     for candidate in ranked:
-        if need_bytes <= 0 and need_entries <= 0:
+        is_needed = need_bytes > 0 or need_entries > 0
+        is_wanted = need_bytes + spare_bytes > 0 or need_entries + spare_entries > 0
+        if not is_needed and not (is_wanted and len(victims) < len(ranked) // SPARE_SHARE):
             break
         victims.append(candidate)
         need_bytes -= candidate.size_bytes

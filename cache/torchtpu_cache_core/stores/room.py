@@ -9,7 +9,7 @@ from typing import Final
 
 from torchtpu_cache_core.clock import Clock
 from torchtpu_cache_core.errors import CorruptEntry, StoreError, StoreFull
-from torchtpu_cache_core.eviction import choose
+from torchtpu_cache_core.eviction import SPARE_SHARE, choose
 from torchtpu_cache_core.names import Key
 from torchtpu_cache_core.store import StoreStats
 from torchtpu_cache_core.stores.account import Account
@@ -18,7 +18,7 @@ from torchtpu_cache_core.stores.layout import SHARDS, Layout, shard_of
 from torchtpu_cache_core.stores.ledger import Excess, Ledger, ShardScan
 from torchtpu_cache_core.stores.shards import Inventory, Shards
 
-_SLACK: Final = 20  # an eviction frees a twentieth of a limit beyond need, so that the next puts need none
+_SLACK: Final = 20  # an eviction frees up to a twentieth of a limit beyond need, so that the next puts need none
 _SAMPLE: Final = 64
 _MAX_SAMPLE: Final = 512
 _MAX_ROUNDS: Final = 4  # with _MAX_SAMPLE, what one put may evict at most
@@ -121,13 +121,24 @@ class Room:
         """An entry went, by whatever way."""
         self._adjust(lambda ledger: ledger.remove(shard, charged_bytes))
 
-    def evict(self, need_bytes: int, need_entries: int) -> Excess:
-        """Removes the least worth of a sample of bounded size; gives what is still over the limits."""
+    def evict(self, need_bytes: int, need_entries: int, *, spare_bytes: int = 0, spare_entries: int = 0) -> Excess:
+        """Removes the least worth of a sample of bounded size; gives what is still over the limits.
+
+        Args:
+            spare_bytes, spare_entries: what may go beyond need (`eviction.choose`).
+        """
         ledger = self._account.snapshot()
         mean_bytes = max(1, ledger.total_bytes() // max(1, ledger.total_entries()))
-        likely = max(need_entries, need_bytes // mean_bytes)
-        candidates, corrupt = self._shards.sample(min(_MAX_SAMPLE, max(_SAMPLE, 2 * likely)))
-        victims = choose(candidates, self._clock.time(), need_bytes=need_bytes, need_entries=need_entries)
+        likely = max(need_entries + spare_entries, (need_bytes + spare_bytes) // mean_bytes)
+        candidates, corrupt = self._shards.sample(min(_MAX_SAMPLE, max(_SAMPLE, SPARE_SHARE * likely)))
+        victims = choose(
+            candidates,
+            self._clock.time(),
+            need_bytes=need_bytes,
+            need_entries=need_entries,
+            spare_bytes=spare_bytes,
+            spare_entries=spare_entries,
+        )
         gone: list[tuple[int, int]] = []
         for victim in victims:
             with contextlib.suppress(OSError):  # another process was quicker
@@ -191,8 +202,10 @@ class Room:
             if not excess:
                 return
             excess = self.evict(
-                excess.size_bytes + limits.limit_bytes // _SLACK if excess.size_bytes > 0 else 0,
-                excess.entries + limits.limit_entries // _SLACK if excess.entries > 0 else 0,
+                excess.size_bytes,
+                excess.entries,
+                spare_bytes=limits.limit_bytes // _SLACK if excess.size_bytes > 0 else 0,
+                spare_entries=limits.limit_entries // _SLACK if excess.entries > 0 else 0,
             )
         if excess:
             raise StoreFull(

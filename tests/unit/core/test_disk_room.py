@@ -166,6 +166,21 @@ def test_the_dear_and_the_used_stay(bench: Bench) -> None:
     assert not store.contains(key_for("dear")), "what nobody uses must go at last, however dear it was"
 
 
+def test_a_large_store_drops_its_cheap_entries_and_not_a_sample_of_all(bench: Bench) -> None:
+    """A twentieth of the limit is more than a sample holds, and what a put needs is one entry."""
+    store = bench.open(limit_entries=3000)
+    dear = [entry_for(f"dear {i}", compile_seconds=0.009) for i in range(2250)]
+    cheap = [entry_for(f"cheap {i}", compile_seconds=0.001) for i in range(750)]
+    for entry in (*dear, *cheap):
+        store.put(entry)
+    for i in range(4):
+        bench.clock.advance(90)
+        store.put(entry_for(f"new {i}", compile_seconds=0.009))
+    kept = {info.key for info in store.iterate()}
+    assert {entry.key for entry in dear} <= kept
+    assert 2800 < len(kept) < 3000
+
+
 def test_eviction_work_is_bounded(bench: Bench) -> None:
     store = bench.open(limit_entries=300)
     for i in range(300):

@@ -82,6 +82,35 @@ def test_no_more_go_than_needed(need_bytes: int, need_entries: int, gone: int) -
     assert [v.item for v in victims] == [str(i) for i in range(gone)]
 
 
+@pytest.mark.parametrize(
+    ("need", "spare", "gone"),
+    [
+        ((0, 0), (0, 0), 0),
+        ((4096, 0), (0, 0), 1),
+        ((4096, 0), (4096, 0), 2),
+        ((4096, 0), (99 * 4096, 0), 5),
+        ((6 * 4096, 0), (99 * 4096, 0), 6),
+        ((0, 1), (0, 2), 3),
+        ((0, 1), (0, 99), 5),
+        ((-9 * 4096, 2), (0, 1), 3),
+        ((-9 * 4096, 0), (4096, 0), 0),
+    ],
+)
+def test_what_is_only_to_be_spare_comes_from_the_least_worth_eighth(
+    need: tuple[int, int], spare: tuple[int, int], gone: int
+) -> None:
+    candidates = [_candidate(str(i), cost=i + 1) for i in range(40)]
+    victims = choose(
+        candidates,
+        NOW,
+        need_bytes=need[0],
+        need_entries=need[1],
+        spare_bytes=spare[0],
+        spare_entries=spare[1],
+    )
+    assert [v.item for v in victims] == [str(i) for i in range(gone)]
+
+
 def test_the_unused_are_overtaken() -> None:
     """However dear: ten times the gain buys about ten times the idleness."""
     dear, cheap = (_candidate(name, cost=cost) for name, cost in (("dear", 10.0), ("cheap", 1.0)))
