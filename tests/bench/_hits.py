@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import zstandard
 
 from support.clean import clean_folder
 from support.figures import Figure
-from support.rounds import Rounds
+from support.rounds import Rounds, Stopwatch, Taken
 from support.service import running_service
 from torchtpu_cache.api import CompiledProgram, compile_with
 from torchtpu_cache.assembly import Assembly, assemble, open_disk
@@ -93,14 +92,14 @@ class Machine:
             raise RuntimeError(f"{waiting} entries did not reach the service")
         return compiled
 
-    def disk_hit(self, program: bytes, target: str, use: Callable[[CompiledProgram], object]) -> float:
-        """Seconds from asking to what `use` gives, with the program on disk."""
+    def disk_hit(self, program: bytes, target: str, use: Callable[[CompiledProgram], object]) -> Taken:
+        """From asking to what `use` gives, with the program on disk."""
         assembly = self.assembly
         node = self._node(disk=assembly.disk, remote=assembly.remote, spool=assembly.spool)
         return self._timed(program, target, node, Tier.DISK, use)
 
-    def remote_hit(self, program: bytes, target: str, use: Callable[[CompiledProgram], object]) -> float:
-        """Seconds from asking to what `use` gives, with the program at the service and an empty disk tier."""
+    def remote_hit(self, program: bytes, target: str, use: Callable[[CompiledProgram], object]) -> Taken:
+        """From asking to what `use` gives, with the program at the service and an empty disk tier."""
         self._count += 1
         folder = self._folder / f"empty-{self._count}"
         folder.mkdir(mode=0o700)
@@ -114,15 +113,15 @@ class Machine:
 
     def _timed(
         self, program: bytes, target: str, node: Node, tier: Tier, use: Callable[[CompiledProgram], object]
-    ) -> float:
-        started = time.perf_counter()
+    ) -> Taken:
+        watch = Stopwatch()
         compiled = self.compile(program, target, node)
         used = use(compiled)
-        seconds = time.perf_counter() - started
+        taken = watch.stop()
         if compiled.tier is not tier:
             raise RuntimeError(f"a hit of the {tier} tier was to be measured, and it came from {compiled.tier}")
         del used
-        return seconds
+        return taken
 
     def _node(self, **tiers: object) -> Node:
         return Node(

@@ -18,7 +18,7 @@ from pathlib import Path
 from bench._hits import module
 from support.clean import clean_folder
 from support.figures import Figure, Size
-from support.rounds import interleaved, seconds_of
+from support.rounds import Taken, interleaved, taken_by
 from torchtpu_cache.compilers.registry import compiler_for
 from torchtpu_cache_core.canonical.alias import AliasStore
 from torchtpu_cache_core.canonical.environment import Environment
@@ -59,18 +59,18 @@ def _figures(folder: Path, rounds: int) -> Iterator[Figure]:
         executable_format=compiler.executable_format,
     )
 
-    def from_disk() -> float:
+    def from_disk() -> Taken:
         new = canonicaliser()
-        return seconds_of(lambda: new.resolve(program))
+        return taken_by(lambda: new.resolve(program))
 
     measured = interleaved(
         rounds,
         {
             "disk": from_disk,
-            "memory": lambda: seconds_of(lambda: knows.resolve(program)),
-            "sha256": lambda: seconds_of(lambda: hashlib.sha256(program).hexdigest()),
-            "read_alias": lambda: seconds_of(lambda: aliases.get(alias)),
-            "whole_key": lambda: seconds_of(lambda: resolve(request, knows)),
+            "memory": lambda: taken_by(lambda: knows.resolve(program)),
+            "sha256": lambda: taken_by(lambda: hashlib.sha256(program).hexdigest()),
+            "read_alias": lambda: taken_by(lambda: aliases.get(alias)),
+            "whole_key": lambda: taken_by(lambda: resolve(request, knows)),
         },
     )
     if knows.child_pid is not None:

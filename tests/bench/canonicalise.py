@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from bench._hits import module
 from support.clean import clean_folder
 from support.figures import Figure, Size
-from support.rounds import interleaved, seconds_of
+from support.rounds import Taken, interleaved, taken_by
 
 BAR = 1.2
 SHORT = ("jax_add", "torch_llama2_fwd")
@@ -44,13 +44,13 @@ def run(size: Size) -> Iterator[Figure]:
             passmanager.PassManager.parse("builtin.module(strip-debuginfo)").run(parsed.operation)
             stablehlo.serialize_portable_artifact(parsed, PORTABLE_VERSION, True)
 
-    def floor_in_a_context(raw: bytes) -> float:
+    def floor_in_a_context(raw: bytes) -> Taken:
         inside = context()
-        return seconds_of(lambda: by_hand(raw, inside))
+        return taken_by(lambda: by_hand(raw, inside))
 
-    def child(raw: bytes) -> float:
+    def child(raw: bytes) -> Taken:
         time.sleep(0.05)  # what it does while nobody waits takes less
-        return seconds_of(lambda: helper.call({}, raw, deadline_seconds=60))
+        return Taken(taken_by(lambda: helper.call({}, raw, deadline_seconds=60)).seconds)  # its work is another's
 
     with clean_folder():
         helper = helper_process()
@@ -60,7 +60,7 @@ def run(size: Size) -> Iterator[Figure]:
                 measured = interleaved(
                     size.of(short=5, full=15),
                     {
-                        "floor": lambda raw=raw: seconds_of(lambda: by_hand(raw, context())),
+                        "floor": lambda raw=raw: taken_by(lambda: by_hand(raw, context())),
                         "floor_in_a_context": lambda raw=raw: floor_in_a_context(raw),
                         "child": lambda raw=raw: child(raw),
                     },

@@ -15,15 +15,15 @@ import contextlib
 import json
 import os
 import socket
-import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from support.clean import clean_folder
 from support.figures import Figure, Size
-from support.rounds import Rounds
+from support.rounds import Rounds, Taken
 
 FIRST_BAR_MS = 100.0
 LATER_BAR_MS = 2.0
@@ -31,7 +31,7 @@ LATER = 100
 
 JOB = """
 import json, sys, time
-started = time.perf_counter()
+started, cpu = time.perf_counter(), time.process_time()
 import torchtpu_cache
 from torchtpu_cache import api
 from torchtpu_cache.compilers.base import Compiled
@@ -66,9 +66,11 @@ for number in range(int(sys.argv[1]) + 1):
     asked = time.perf_counter() if number else started
     compiled = torchtpu_cache.compile(b"program %d" % number, options=b"")
     taken.append(time.perf_counter() - asked)
+    if not number:
+        cpu = time.process_time() - cpu
     assert compiled.tier == "compiled", compiled.result
 counters = assembly.node.counters.snapshot()
-print(json.dumps({"first": taken[0], "later": sorted(taken[1:])[len(taken) // 2 - 1],
+print(json.dumps({"first": [taken[0], cpu], "later": sorted(taken[1:])[len(taken) // 2 - 1],
                   "skipped": counters["skipped"], "failures": counters["failures"]}), flush=True)
 import os
 os._exit(0)  # what waits at the end of a job is not this figure
@@ -81,14 +83,14 @@ def run(size: Size) -> Iterator[Figure]:
         ways: dict[str, str | None] = {"without": None}
         ways["refused"] = _refused()
         ways["silent"] = stack.enter_context(_silent())
-        first: dict[str, list[float]] = {way: [] for way in ways}
-        later: dict[str, list[float]] = {way: [] for way in ways}
+        first: dict[str, list[Taken]] = {way: [] for way in ways}
+        later: dict[str, list[Taken]] = {way: [] for way in ways}
         for number in range(-1, rounds):
             for way, url in ways.items():
                 said = _job(folder / f"{way}{number}", url)
                 if number >= 0:
-                    first[way].append(said["first"])
-                    later[way].append(said["later"])
+                    first[way].append(Taken(*said["first"]))
+                    later[way].append(Taken(said["later"]))
         for way in ("refused", "silent"):
             for name, seconds, bar in (("first", first, FIRST_BAR_MS), ("later", later, LATER_BAR_MS)):
                 measured = Rounds(seconds)
@@ -97,11 +99,12 @@ def run(size: Size) -> Iterator[Figure]:
         if size is Size.FULL:
             with _hung() as url:
                 hung = [_job(folder / f"hung{number}", url) for number in range(3)]
-            seconds = statistics.median(said["first"] for said in hung) - statistics.median(first["without"])
-            yield Figure.told("dead_service.hung.first", seconds * 1000, "ms", rounds=len(hung))
+            measured = Rounds(first | {"hung": [Taken(*said["first"]) for said in hung]})
+            extra = measured.extra("hung", "without") * 1000
+            yield Figure.told("dead_service.hung.first", extra, "ms", **measured.told("hung", "without"))
 
 
-def _job(folder: Path, url: str | None) -> dict[str, float]:
+def _job(folder: Path, url: str | None) -> dict[str, Any]:
     environ = {**os.environ, "TORCHTPU_CACHE_DIR": str(folder)}
     if url is not None:
         environ["TORCHTPU_CACHE_REMOTE"] = url

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from bench._hits import Bar, Floor, Machine, machine, module
 from bench._kept import KEPT, TARGET, kept
 from support.figures import Figure, Size
-from support.rounds import interleaved, seconds_of
+from support.rounds import interleaved, taken_by
 
 DISK = Bar(1.30, 0.002)
 REMOTE = Bar(1.50, 0.003)
@@ -44,7 +44,7 @@ def _figures(here: Machine, name: str, target: str, rounds: int) -> Iterator[Fig
     measured = interleaved(
         rounds,
         {
-            "floor": lambda: seconds_of(floor.executable),
+            "floor": lambda: taken_by(floor.executable),
             "disk": lambda: here.disk_hit(program, target, lambda hit: hit.executable),
             "remote": lambda: here.remote_hit(program, target, lambda hit: hit.executable),
         },

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from bench._hits import Machine, machine, module
 from bench._kept import kept
 from support.figures import Figure, Size
-from support.rounds import Rounds, interleaved
+from support.rounds import Rounds, Stopwatch, Taken, interleaved, taken_by
 from torchtpu_cache.api import compile_with
 from torchtpu_cache.compilers.base import Compiled, Compiler, Loaded, Progress
 from torchtpu_cache.counters import Tier
@@ -87,29 +87,27 @@ class StandIn(Compiler):
         raise NotImplementedError
 
 
-def _missed(here: Machine, compilers: object) -> float:
-    """Seconds of one miss of a known program."""
+def _missed(here: Machine, compilers: object) -> Taken:
+    """What one miss of a known program takes."""
     assembly = here.with_compilers(compilers)
     program = module(SMALL)
-    started = time.perf_counter()
+    watch = Stopwatch()
     compiled = compile_with(assembly, program, target="cpu")
-    seconds = time.perf_counter() - started
+    taken = watch.stop()
     if compiled.tier is not Tier.COMPILED:
         raise RuntimeError(f"a miss was to be measured, and the {compiled.tier} tier had it")
-    return seconds
+    return taken
 
 
 def _stood_in(here: Machine, name: str, executable: bytes, compile_seconds: float, rounds: int) -> Iterator[Figure]:
     stand_in = StandIn(executable, compile_seconds)
-    stored: list[float] = []
+    stored: list[Taken] = []
 
-    def miss() -> float:
-        seconds = _missed(here, stand_in)
-        started = time.perf_counter()
-        here.assembly.node.flush()
-        stored.append(time.perf_counter() - started)
+    def miss() -> Taken:
+        taken = _missed(here, stand_in)
+        stored.append(taken_by(here.assembly.node.flush))
         here.assembly.node.drain(60)  # no upload shall run beside the next miss
-        return seconds
+        return taken
 
     asked = _asked_remote(here)
     measured = interleaved(rounds, {"miss": miss}, warm=0)
@@ -177,17 +175,15 @@ def _real(here: Machine, name: str, rounds: int) -> Iterator[Figure]:
     program = module(name)
     timed = Timed(here.assembly.compilers.for_target("cpu"))
     assembly = here.with_compilers(timed)
-    compiles: list[float] = []
-    helper: list[float] = []
+    compiles: list[Taken] = []
+    helper: list[Taken] = []
 
-    def miss() -> float:
-        started = time.perf_counter()
-        compile_with(assembly, program, target="cpu")
-        seconds = time.perf_counter() - started
-        compiles.append(timed.compile_seconds)
-        helper.append(timed.called_seconds - timed.compile_seconds)
+    def miss() -> Taken:
+        taken = taken_by(lambda: compile_with(assembly, program, target="cpu"))
+        compiles.append(Taken(timed.compile_seconds))
+        helper.append(Taken(timed.called_seconds - timed.compile_seconds))
         here.assembly.node.drain(60)
-        return seconds - timed.called_seconds
+        return Taken(taken.seconds - timed.called_seconds)
 
     measured = interleaved(min(rounds, 11), {"added": miss})
     beside = Rounds({"compile": compiles, "helper": helper})

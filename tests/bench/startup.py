@@ -7,6 +7,7 @@ compared. The help of one command is told; it describes that command's options, 
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from support.clean import clean_folder
 from support.figures import Figure, Size
-from support.rounds import interleaved
+from support.rounds import Taken, interleaved
 
 IMPORT_BAR_MS = 50.0
 HELP_BAR_MS = 150.0
@@ -32,7 +33,7 @@ def run(size: Size) -> Iterator[Figure]:
     with clean_folder():
         measured = interleaved(
             size.of(short=5, full=21),
-            {way: lambda command=command: _seconds(command) for way, command in commands.items()},
+            {way: lambda command=command: _taken(command) for way, command in commands.items()},
         )
     for way, bar in (("import", IMPORT_BAR_MS), ("help", HELP_BAR_MS)):
         extra, shown = measured.extra(way, "bare") * 1000, measured.told(way, "bare")
@@ -41,7 +42,10 @@ def run(size: Size) -> Iterator[Figure]:
     yield Figure.told("startup.compile_help", measured.extra("compile_help", "bare") * 1000, "ms", **shown)
 
 
-def _seconds(command: list[str]) -> float:
+def _taken(command: list[str]) -> Taken:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.perf_counter()
     subprocess.run(command, stdout=subprocess.DEVNULL, check=True, timeout=60)
-    return time.perf_counter() - started
+    seconds = time.perf_counter() - started
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return Taken(seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 
 from bench._hits import Bar, Floor, Machine, machine, module
 from support.figures import Figure, Size
-from support.rounds import interleaved, seconds_of
+from support.rounds import interleaved, taken_by
 from torchtpu_cache.compilers import jaxlib_cpu
 
 DISK = Bar(1.15, 0.002)
@@ -34,10 +34,11 @@ LARGE = ("torch_llama2_fwd", "torch_resnet18_fwd", "jax_tfm6_adamw_step", "jax_t
 
 
 def run(size: Size) -> Iterator[Figure]:
-    rounds = size.of(short=5, full=15)
     with machine() as here:
-        for name in SMALL if size is Size.SHORT else SMALL + LARGE:
-            yield from _figures(here, name, rounds)
+        for name in SMALL:
+            yield from _figures(here, name, rounds=size.of(short=5, full=51))
+        for name in LARGE if size is Size.FULL else ():
+            yield from _figures(here, name, rounds=15)
 
 
 def _figures(here: Machine, name: str, rounds: int) -> Iterator[Figure]:
@@ -53,7 +54,7 @@ def _figures(here: Machine, name: str, rounds: int) -> Iterator[Figure]:
     measured = interleaved(
         rounds,
         {
-            "floor": lambda: seconds_of(lambda: client.deserialize_executable(floor.executable(), devices, options)),
+            "floor": lambda: taken_by(lambda: client.deserialize_executable(floor.executable(), devices, options)),
             "disk": lambda: here.disk_hit(program, "cpu", lambda hit: hit.load()),
             "remote": lambda: here.remote_hit(program, "cpu", lambda hit: hit.load()),
         },
