@@ -42,11 +42,25 @@ def held_by(pid: int) -> Held | None:
     )
 
 
+def resident_bytes(pid: int) -> tuple[int, int]:
+    """Now, and at most so far."""
+    fields = _fields(pid)
+    return _bytes(fields["VmRSS"]), _bytes(fields["VmHWM"])
+
+
 def _status(pid: int) -> tuple[int, int]:
     """Resident bytes and threads; KeyError of a zombie, which has none."""
+    fields = _fields(pid)
+    return _bytes(fields["VmRSS"]), int(fields["Threads"])
+
+
+def _fields(pid: int) -> dict[str, str]:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    fields = dict(line.split(":", 1) for line in lines if ":" in line)
-    return int(fields["VmRSS"].split()[0]) * 1024, int(fields["Threads"])
+    return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
+def _bytes(field: str) -> int:
+    return int(field.split()[0]) * 1024
 
 
 def _below(pid: int) -> Iterable[int]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from support.procwatch import resident_bytes
 from torchtpu_cache_core import wire
 from torchtpu_cache_core.entry import Entry
 from torchtpu_cache_core.names import DEFAULT_NAMESPACE
@@ -105,9 +106,8 @@ class Served:
 
     def resident_kb(self) -> tuple[int, int]:
         """Now, and at most so far."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        fields = dict(line.split(":", 1) for line in status.splitlines())
-        return int(fields["VmRSS"].split()[0]), int(fields["VmHWM"].split()[0])
+        now, most = resident_bytes(self.process.pid)
+        return now >> 10, most >> 10
 
 
 def path_of(entry: Entry, namespace: str = DEFAULT_NAMESPACE) -> str:

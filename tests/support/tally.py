@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final, Self
+
+from support.procwatch import resident_bytes
 
 FAULTS: Final = {
     "reached_a_loader": "bytes that are not the key's executable were given to a loader, or out for one",
@@ -119,12 +121,8 @@ class PeakMemory:
     """
 
     def __init__(self, pid: int | None = None) -> None:
-        self._status = Path(f"/proc/{'self' if pid is None else pid}/status")
-        self._before = self._peak()
-
-    def _peak(self) -> int:
-        line = next(line for line in self._status.read_text().splitlines() if line.startswith("VmHWM:"))
-        return int(line.split()[1]) * 1024
+        self._pid = os.getpid() if pid is None else pid
+        self._before = resident_bytes(self._pid)[1]
 
     def growth_bytes(self) -> int:
-        return self._peak() - self._before
+        return resident_bytes(self._pid)[1] - self._before
