@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import random
-import time
 from pathlib import Path
 from typing import Final
 
 from support.nursery import Steps
+from support.wallclock import JumpingClock
 from torchtpu_cache.compilers.memo import TargetMemo
 from torchtpu_cache.counters import Counters
 from torchtpu_cache.remote import RemoteStore
@@ -51,24 +51,11 @@ def open_disk(root: Path, limit_entries: int, clock: Clock = SYSTEM_CLOCK) -> Di
     )
 
 
-class _Ahead:
-    """The system's clock, some time later."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-
-    def time(self) -> float:
-        return time.time() + self._seconds
-
-    def monotonic(self) -> float:
-        return time.monotonic()
-
-
 def put(steps: Steps, root: str, label: str, limit_entries: int, ahead_seconds: float) -> None:
     """Puts into a disk store, every other entry with an attestation, by a clock that may be ahead."""
     folder = Path(root)
     key = machine_key(folder)
-    store = open_disk(folder, limit_entries, _Ahead(ahead_seconds))
+    store = open_disk(folder, limit_entries, JumpingClock(ahead_seconds))
     steps.ready()
     for number in itertools.count():
         entry = entry_of(label, number)

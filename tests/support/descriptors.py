@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import mmap
 from pathlib import Path
 from typing import Final
@@ -16,14 +15,6 @@ _SOURCES: Final = (b"xla/xla.proto", b"xla/pjrt/proto/compile_options.proto")
 
 Message = dict[int, tuple[str, str]]
 """Name and kind (`bool`, `repeated string`, `map`, `message`, ...) by field number."""
-
-
-def jaxlib_library() -> Path | None:
-    """The library of the jaxlib that is installed here."""
-    spec = importlib.util.find_spec("jaxlib")
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    return Path(spec.submodule_search_locations[0]) / "libjax_common.so"
 
 
 def messages_of(library: Path) -> dict[str, Message]:

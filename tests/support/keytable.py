@@ -11,7 +11,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Final
 
-from support.descriptors import Message, jaxlib_library, messages_of
+from support.descriptors import Message, messages_of
+from torchtpu_cache_core.jaxlib_library import jaxlib_library
 
 REPOSITORY: Final = Path(__file__).parents[2]
 _PAGE: Final = REPOSITORY / "docs" / "key.md"

@@ -17,8 +17,8 @@ _SOURCE: Final = Path(__file__).with_suffix(".c")
 class JumpingClock:
     """The machine's clock, whose wall time is off by `offset_seconds`."""
 
-    def __init__(self) -> None:
-        self.offset_seconds = 0.0
+    def __init__(self, offset_seconds: float = 0.0) -> None:
+        self.offset_seconds = offset_seconds
 
     def time(self) -> float:
         return time.time() + self.offset_seconds

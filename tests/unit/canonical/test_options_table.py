@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from support.descriptors import Message, jaxlib_library, messages_of
+from support.descriptors import Message, messages_of
 from torchtpu_cache_core.canonical.debug_options import DEBUG_OPTIONS
 from torchtpu_cache_core.canonical.options import BUILD_OPTIONS, COMPILE_OPTIONS
 from torchtpu_cache_core.canonical.rules import DROPPED_FLAGS, FILE_FLAGS, ORDERED_FLAGS
+from torchtpu_cache_core.jaxlib_library import jaxlib_library
 
 
 @pytest.fixture(scope="module")
