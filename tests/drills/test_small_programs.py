@@ -97,7 +97,7 @@ def test_small_programs_cost_little_more_than_without_a_cache(
     p99 = statistics.quantiles(waits, n=100)[98] if len(waits) > 1 else 0.0
     with capsys.disabled():
         print(
-            f"\n  {PROCESSES} x {PROGRAMS} programs of 1 ms: {ratio:.2f} x no cache (bar of the case 1.3), "
+            f"\n  {PROCESSES} x {PROGRAMS} programs of 1 ms: {ratio:.2f} x no cache (bar {RATIO_BAR}), "
             f"{asked_remote} remote look-ups, lock wait p99 {p99 * 1000:.1f} ms, load {os.getloadavg()[0]:.1f}"
         )
     assert sum(totals["compiled"] for totals in counters) == PROCESSES * PROGRAMS
