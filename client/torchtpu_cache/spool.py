@@ -308,7 +308,12 @@ class Spool:
                 except OSError as error:
                     if not has_no_locks(error):
                         return _Outcome.LATER  # another process is sending it
-                return self._send(path, file)
+                try:
+                    return self._send(path, file)
+                finally:
+                    # Closing would not do where a child was forked meanwhile: it would hold the lock while it lives.
+                    with contextlib.suppress(OSError):
+                        fcntl.flock(file, fcntl.LOCK_UN)
         except FileNotFoundError:
             return _Outcome.DONE
         except (OSError, MemoryError) as error:

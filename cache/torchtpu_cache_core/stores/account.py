@@ -68,7 +68,7 @@ class Account:
                 if self._files.fstat(fd).st_size > len(raw):
                     self._files.truncate(fd, len(raw))
             finally:
-                self._files.close(fd)  # which also unlocks
+                self._files.let_go(fd)
 
     def snapshot(self) -> Ledger:
         """The ledger as it stands, without a lock and without making a file: a torn read gives a fresh one.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -9,7 +10,8 @@ from pathlib import Path
 
 
 class Files:
-    """Each method but the last is the call of its name; all raise `OSError` likewise. Descriptors are not inherited."""
+    """Each method but the last two is the call of its name; all raise `OSError` likewise. No program that is started
+    inherits a descriptor; a forked child does."""
 
     def open(self, path: Path | str, flags: int, mode: int = 0o600) -> int:
         return os.open(path, flags | os.O_CLOEXEC, mode)
@@ -73,6 +75,15 @@ class Files:
 
     def flock(self, fd: int, operation: int) -> None:
         fcntl.flock(fd, operation)
+
+    def let_go(self, fd: int) -> None:
+        """Unlocks a file and closes it. A child that was forked meanwhile holds it open, and closing alone would leave
+        the lock with it for as long as it lives."""
+        try:
+            with contextlib.suppress(OSError):  # no locks here
+                self.flock(fd, fcntl.LOCK_UN)
+        finally:
+            self.close(fd)
 
     def sync_folder(self, folder: Path) -> None:
         """Brings a folder's names to the disk, with the calls above."""

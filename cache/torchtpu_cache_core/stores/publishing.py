@@ -60,7 +60,7 @@ def publish(files: Files, path: Path, entry: Entry, block: bytes, *, accessed_se
                 _sync_folder_of(files, path)
             return charged_bytes(status)
     finally:
-        files.close(fd)
+        files.let_go(fd)
 
 
 def make_folder(files: Files, folder: Path, below: Path) -> None:
@@ -114,7 +114,7 @@ def _renamed(files: Files, temp: Path, path: Path) -> bool:
             return True
         return False
     finally:
-        files.close(fd)
+        files.let_go(fd)
 
 
 def _is_same(files: Files, path: Path, status: os.stat_result) -> bool:

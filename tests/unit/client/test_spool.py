@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -43,6 +44,16 @@ def spool(tmp_path: Path, remote: Store, limit_bytes: int = 1 << 20) -> Spool:
 
 def counted(made: Spool, what: str) -> dict[str, int]:
     return made._counters.snapshot()[what]
+
+
+class ForkingStore(FailingStore):
+    """Forks a child, which lives until it is ended, and fails."""
+
+    def put(self, entry: Entry, attestation: Attestation | None = None) -> PutOutcome:
+        if (pid := os.fork()) == 0:
+            signal.pause()
+        self.child = pid
+        return super().put(entry, attestation)
 
 
 def idle(made: Spool) -> Spool:
@@ -283,6 +294,18 @@ def test_an_entry_that_another_process_is_sending_is_left_to_it(tmp_path: Path) 
         assert not remote.contains(one.key)
     assert made.run_once() == 0
     assert remote.contains(one.key)
+
+
+def test_a_child_that_was_forked_during_an_upload_does_not_hold_up_the_next(tmp_path: Path) -> None:
+    made, one = idle(spool(tmp_path, remote := ForkingStore(StoreFull("made to fail")))), entry()
+    made.add(one, durable=False)
+    try:
+        assert made.run_once() == 1
+        with (tmp_path / "spool" / one.key).open("rb") as other:
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.kill(remote.child, signal.SIGKILL)
+        os.waitpid(remote.child, 0)
 
 
 def test_temporary_files_of_the_dead_are_collected_by_age(tmp_path: Path) -> None:

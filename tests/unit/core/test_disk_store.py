@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -145,3 +147,43 @@ def test_what_is_cheap_to_compile_is_not_waited_for(bench: Bench) -> None:
     bench.files.calls.clear()
     store.put(cheap)
     assert _order(bench) == ["write", "link", "unlink"]
+
+
+# ---- locks -----------------------------------------------------------------------------------------------------------
+
+
+class ForkingFiles(FaultyFiles):
+    """Forks a child, which lives until it is ended, whenever a lock is taken."""
+
+    def __init__(self, *faults: Fault) -> None:
+        super().__init__(*faults)
+        self.locked: set[Path] = set()
+        self.children: list[int] = []
+
+    def flock(self, fd: int, operation: int) -> None:
+        super().flock(fd, operation)
+        if operation & fcntl.LOCK_EX:
+            self.locked.add(Path(f"/proc/self/fd/{fd}").readlink())
+            if (pid := os.fork()) == 0:
+                signal.pause()
+            self.children.append(pid)
+
+    def end(self) -> None:
+        for pid in self.children:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def test_a_child_that_was_forked_under_a_lock_does_not_keep_it(bench: Bench) -> None:
+    """The account's, and the folder's where there are no hard links."""
+    bench.files = files = ForkingFiles(Fault(call="link", error=errno.EPERM))
+    try:
+        bench.open().put(_ENTRY)
+        free = [path for path in files.locked if path.exists()]
+        assert {bench.layout.account, bench.path(_ENTRY.key).parent} <= set(free)
+        for path in free:
+            fd = os.open(path, os.O_RDONLY)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.close(fd)
+    finally:
+        files.end()
