@@ -164,12 +164,14 @@ class _Honest:
         if kept is not None:
             kept.close()
 
-    def figures(self, name: str, **more: object) -> Iterator[Figure]:
+    def figures(self, name: str, size: Size, **more: object) -> Iterator[Figure]:
         ordered = sorted(self.milliseconds)
         p99 = ordered[int(len(ordered) * 0.99)] if ordered else float("nan")
         median = ordered[len(ordered) // 2] if ordered else float("nan")
         yield Figure.none_of(f"{name}.honest_wrong", self.wrong, len(ordered) + self.wrong)
-        yield Figure.at_most(f"{name}.honest_p99", p99, "ms", HONEST_P99_MS, median=round(median, 2), **more)
+        yield Figure.at_most(
+            f"{name}.honest_p99", p99, "ms", size.of(5, 1) * HONEST_P99_MS, median=round(median, 2), **more
+        )
 
 
 def _fuzz(served: Served, standing: list[Entry], size: Size) -> Iterator[Figure]:
@@ -204,7 +206,7 @@ def _fuzz(served: Served, standing: list[Entry], size: Size) -> Iterator[Figure]
     shown = {str(status): count for status, count in sorted(statuses.items())}
     more = {"seed": first, "statuses": shown, "findings": [finding[:300] for finding in findings[:3]]}
     yield Figure.none_of("http_fuzz.socket.findings", len(findings), cases, **more)
-    yield from honest.figures("http_fuzz.socket")
+    yield from honest.figures("http_fuzz.socket", size)
 
 
 def _played(served: Served, case: Case) -> tuple[str, list[int]]:
@@ -241,7 +243,7 @@ def _dawdle(served: Served, entry: Entry, size: Size) -> Iterator[Figure]:
         still = sum(_is_open(peer) for peer in peers[:32])
     if size is Size.FULL:
         yield Figure.none_of("http_fuzz.dawdling.heads_held_over_30s", still, 32)
-    yield from honest.figures("http_fuzz.dawdling", peers=len(peers))
+    yield from honest.figures("http_fuzz.dawdling", size, peers=len(peers))
 
 
 def _is_open(peer: socket.socket) -> bool:
