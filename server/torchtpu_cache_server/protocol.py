@@ -27,6 +27,9 @@ LINGER_BYTES: Final = 1 << 20
 """How long, and how much, is still read and let go behind a refusal: closing on unread bytes would reset the
 connection, and the peer could lose the answer."""
 
+_BODY_HEADERS: Final = frozenset({b"content-length", b"transfer-encoding"})
+_TOO_LONG: Final = f"the head of a request has at most {MAX_HEAD_BYTES:,} bytes"
+
 
 class _Writer:
     """What an answer does with its transport. uvloop raises at a write to a connection that broke, and of pipelined
@@ -192,7 +195,3 @@ class BoundedProtocol(HttpToolsProtocol):
         self._lingered_bytes += size_bytes
         if self._lingered_bytes > LINGER_BYTES:
             self.transport.close()
-
-
-_BODY_HEADERS: Final = frozenset({b"content-length", b"transfer-encoding"})
-_TOO_LONG: Final = f"the head of a request has at most {MAX_HEAD_BYTES:,} bytes"
