@@ -68,6 +68,7 @@ class _State:
         self.slow_not_before = 0.0
         self.busy = False
         self.flushing = 0
+        self.gave_up = False  # no work has ended since a flush waited in vain
         self.closed = False
         self.thread: threading.Thread | None = None
 
@@ -110,14 +111,16 @@ class Later:
             try:
                 soon = state.changed.wait_for(lambda: not (state.soon or state.busy), _FLUSH_SECONDS)
                 slow = state.changed.wait_for(lambda: not (state.slow or state.busy), _SLOW_FLUSH_SECONDS)
+                state.gave_up = not (soon and slow)
                 return soon and slow
             finally:
                 state.flushing -= 1
 
     def close(self) -> None:
-        """Flushes, and takes no more. Closing twice is harmless."""
+        """Flushes, unless that was just in vain, and takes no more. Closing twice is harmless."""
         state = self._own_state()
-        self.flush()
+        if not state.gave_up:
+            self.flush()
         with state.changed:
             state.closed = True
             state.changed.notify_all()
@@ -145,7 +148,7 @@ def _loop(state: _State) -> None:
 def _next(state: _State) -> tuple[Work, bool] | None:
     """Waits for the next work, and gives it with whether it is to be done slowly; None at the end."""
     with state.changed:
-        state.busy = False
+        state.busy = state.gave_up = False
         state.changed.notify_all()
         while not state.closed:
             rest = 0.0 if state.flushing else state.slow_not_before - time.monotonic()

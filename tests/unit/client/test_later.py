@@ -99,7 +99,10 @@ def test_a_flush_ends_though_a_work_hangs(gate: threading.Event, monkeypatch: py
     later = Later()
     held(later, gate)
     assert not later.flush()
+    monkeypatch.setattr("torchtpu_cache.later._FLUSH_SECONDS", 60)
+    started = time.monotonic()
     later.close()
+    assert time.monotonic() - started < 10, "the end of a job waits once"
 
 
 def test_what_waits_is_done_at_the_end_and_then_no_more_is_taken() -> None:
