@@ -170,7 +170,9 @@ def compile(
 
 
 _default: tuple[int, Assembly] | None = None
-_default_lock = threading.Lock()  # guards _default
+_default_lock = threading.Lock()  # guards _default and _finalized
+_finalized: int | None = None  # the process that multiprocessing closes
+_closed: int | None = None  # the process that has closed its assembly at its end
 
 
 def _renew_lock() -> None:
@@ -189,7 +191,19 @@ def default_assembly() -> Assembly:
         if _default is None or _default[0] != os.getpid():
             _default = (os.getpid(), _assembly_of_a_job())
             atexit.register(_close_default, os.getpid())
+        _have_multiprocessing_close()
         return _default[1]
+
+
+def _have_multiprocessing_close() -> None:
+    """It ends children that it forked without asking atexit, and forgets what they registered before it runs them."""
+    global _finalized
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and _finalized != os.getpid() and process.parent_process() is not None:
+        from multiprocessing.util import Finalize
+
+        Finalize(None, _close_default, args=(os.getpid(),), exitpriority=0)
+        _finalized = os.getpid()
 
 
 def _assembly_of_a_job() -> Assembly:
@@ -207,8 +221,10 @@ def _warn(error: ConfigError) -> None:
 
 
 def _close_default(pid: int) -> None:
-    if _default is None or not _default[0] == pid == os.getpid():
+    global _closed
+    if _default is None or not _default[0] == pid == os.getpid() or _closed == pid:
         return
+    _closed = pid
     with contextlib.suppress(KeyboardInterrupt):  # who does not want to wait: the spool stays for the next run
         _default[1].node.drain(_default[1].config.drain_seconds)
     _default[1].close()
