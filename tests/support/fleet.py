@@ -165,7 +165,7 @@ class Fleet:
         chance = self._chance
         factor = math.exp(chance.gauss(0, _JOB_SPREAD))
         lag = chance.uniform(0, 5) * DAY
-        small = [(part, 0) for part in chance.sample(self._shared, 40)]
+        small = [(part, 0) for part in chance.sample(self._shared, 20)]
         for seconds, parts in kind(factor, chance.uniform(0, self._end)):
             if 0 <= seconds < self._end:
                 libtpu = sum(upgrade + lag <= seconds for upgrade in self._upgrades)
