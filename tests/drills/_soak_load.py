@@ -24,7 +24,7 @@ from torchtpu_cache_core.names import DEFAULT_NAMESPACE
 from torchtpu_cache_core.testing.entries import entry_for
 
 _RESET: Final = struct.pack("ii", 1, 0)
-_PORT_SECONDS: Final = 20.0
+_RESTART_SECONDS: Final = 120.0
 _UNFORESEEN: Final = re.compile(
     r"(?:request [0-9a-f]{16}|a round of upkeep) failed\nTraceback.*?\n(?=\S*Error)\S.*", re.DOTALL
 )
@@ -50,11 +50,11 @@ class Standing:
     def restart(self, *, orderly: bool) -> None:
         """Ends it, by SIGTERM or by SIGKILL, and starts it again."""
         self.end(orderly=orderly)
-        deadline = time.monotonic() + _PORT_SECONDS
+        deadline = time.monotonic() + _RESTART_SECONDS
         while True:
             try:
                 self._process = start_service(self.data_dir, *self._options, listen=f"127.0.0.1:{self.port}")
-            except RuntimeError:  # a client's connection may have got the port meanwhile
+            except RuntimeError:  # starved, or a client has its port just now
                 if time.monotonic() > deadline:
                     raise
             else:
