@@ -20,6 +20,7 @@ to find the least worthy of them, delete it, and forget it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import http.client
 import json
@@ -34,9 +35,10 @@ from pathlib import Path
 from support.clean import clean_folder
 from support.figures import Figure, Size
 from support.load import cpu_seconds
-from support.rounds import Rounds, interleaved
+from support.rounds import Rounds, Taken, interleaved
 from support.served import Served, launch, path_of
 from torchtpu_cache_core import wire
+from torchtpu_cache_core.closing import Closing
 from torchtpu_cache_core.entry import Entry
 from torchtpu_cache_core.manifest import Manifest
 from torchtpu_cache_core.names import DEFAULT_NAMESPACE, Digest, Key
@@ -72,18 +74,23 @@ def run(size: Size) -> Iterator[Figure]:
         )
         ready = interleaved(
             size.of(2, 9),
-            {"empty": lambda: _seconds_to_ready(empty), "million": lambda: _seconds_to_ready(million)},
-            warm=1,
+            {"empty": lambda: _time_to_ready(empty), "million": lambda: _time_to_ready(million)},
+            warm=size.of(0, 1),
         )
         yield Figure.at_most(
             "sqlite_million.ready", ready.ratio("million", "empty"), "ratio", 1.2, **ready.told("million", "empty")
         )
         for place in (empty, million):
             _bring_into_page_cache(place / "index.sqlite")
-        with _serving(empty) as small, _serving(million) as large:
-            talks = {"empty": _Talk(small, entries), "million": _Talk(large, entries, _keys(count - _REAL))}
-            yield from _lookups(talks, rounds=size.of(3, 11), asks=size.of(200, 1000))
-            yield _reads(talks, rounds=size.of(3, 11), asks=size.of(100, 500))
+        with (
+            _serving(empty) as small,
+            _serving(million) as large,
+            _Talk(small, entries) as to_small,
+            _Talk(large, entries, _keys(count - _REAL)) as to_large,
+        ):
+            talks = {"empty": to_small, "million": to_large}
+            yield from _lookups(talks, rounds=size.of(2, 11), asks=size.of(200, 1000))
+            yield _reads(talks, rounds=size.of(2, 11), asks=size.of(100, 500))
             yield _puts(talks, puts=size.of(10, 100))
             resident_kb = large.resident_kb()[1]
             yield Figure.at_most(
@@ -96,7 +103,7 @@ def run(size: Size) -> Iterator[Figure]:
             )
 
 
-class _Talk:
+class _Talk(Closing):
     """One kept connection to one of the services."""
 
     def __init__(self, served: Served, entries: list[Entry], more: list[Key] | None = None) -> None:
@@ -105,6 +112,9 @@ class _Talk:
         self._entries = entries
         self._keys = [entry.key for entry in entries] + (more or [])
         self._random = random.Random(3)
+
+    def close(self) -> None:
+        self._connection.close()
 
     def seconds_to_look_up(self) -> float:
         key = self._random.choice(self._keys)
@@ -143,55 +153,41 @@ class _Talk:
 
 
 def _lookups(talks: dict[str, _Talk], *, rounds: int, asks: int) -> Iterator[Figure]:
-    high: dict[str, list[float]] = {way: [] for way in talks}
-    middle: dict[str, list[float]] = {way: [] for way in talks}
-    cpu: dict[str, list[float]] = {way: [] for way in talks}
+    high: dict[str, list[Taken]] = {way: [] for way in talks}
+    middle: dict[str, list[Taken]] = {way: [] for way in talks}
     for number in range(-1, rounds):
         for way, talk in talks.items():
             before = talk.cpu_seconds()
-            taken = [talk.seconds_to_look_up() for _ in range(asks)]
+            seconds = [talk.seconds_to_look_up() for _ in range(asks)]
+            cpu_seconds = (talk.cpu_seconds() - before) / asks
             if number >= 0:
-                cpu[way].append((talk.cpu_seconds() - before) / asks)
-                high[way].append(statistics.quantiles(taken, n=100)[98])
-                middle[way].append(statistics.median(taken))
-    of_high, of_middle, of_cpu = Rounds(high), Rounds(middle), Rounds(cpu)
-    yield Figure.at_most(
-        "sqlite_million.lookup_p99",
-        of_high.ratio("million", "empty"),
-        "ratio",
-        2.0,
-        asks=asks,
-        **of_high.told("million", "empty"),
-    )
-    yield Figure.told(
-        "sqlite_million.lookup_p50", of_middle.ratio("million", "empty"), "ratio", **of_middle.told("million", "empty")
-    )
-    yield Figure.told(
-        "sqlite_million.lookup_cpu", of_cpu.ratio("million", "empty"), "ratio", **of_cpu.told("million", "empty")
-    )
+                high[way].append(Taken(statistics.quantiles(seconds, n=100)[98]))
+                middle[way].append(Taken(statistics.median(seconds), cpu_seconds))
+    of_high, of_middle = Rounds(high), Rounds(middle)
+    ratio, told = of_high.ratio("million", "empty"), of_high.told("million", "empty")
+    yield Figure.at_most("sqlite_million.lookup_p99", ratio, "ratio", 2.0, asks=asks, **told)
+    ratio, told = of_middle.ratio("million", "empty"), of_middle.told("million", "empty")
+    yield Figure.told("sqlite_million.lookup_p50", ratio, "ratio", **told)
 
 
 def _reads(talks: dict[str, _Talk], *, rounds: int, asks: int) -> Figure:
-    measured = interleaved(
-        rounds,
-        {
-            way: lambda talk=talk: statistics.median(talk.seconds_to_head() for _ in range(asks))  # type: ignore[misc]
-            for way, talk in talks.items()
-        },
-    )
-    return Figure.told(
-        "sqlite_million.head", measured.ratio("million", "empty"), "ratio", **measured.told("million", "empty")
-    )
+    def median(talk: _Talk) -> Taken:
+        return Taken(statistics.median(talk.seconds_to_head() for _ in range(asks)))
+
+    ways = {way: functools.partial(median, talk) for way, talk in talks.items()}
+    measured = interleaved(rounds, ways)
+    told = measured.told("million", "empty")
+    return Figure.told("sqlite_million.head", measured.ratio("million", "empty"), "ratio", **told)
 
 
 def _puts(talks: dict[str, _Talk], *, puts: int) -> Figure:
     before = talks["million"].entries()
-    seconds: dict[str, list[float]] = {way: [] for way in talks}
+    taken: dict[str, list[Taken]] = {way: [] for way in talks}
     for number in range(puts):
         entry = entry_for(f"put {number}")
         for way, talk in talks.items():
-            seconds[way].append(talk.seconds_to_put(entry))
-    measured = Rounds(seconds)
+            taken[way].append(Taken(talk.seconds_to_put(entry)))
+    measured = Rounds(taken)
     return Figure.told(
         "sqlite_million.put",
         measured.ratio("million", "empty"),
@@ -216,14 +212,14 @@ def _put_all(place: Path, entries: list[Entry]) -> None:
             assert served.put(entry).status == 201
 
 
-def _seconds_to_ready(place: Path) -> float:
+def _time_to_ready(place: Path) -> Taken:
     """Starts the service on cold pages of its index, and ends it again."""
     with (place / "index.sqlite").open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     started = time.perf_counter()
     with _serving(place):
-        return time.perf_counter() - started
+        return Taken(time.perf_counter() - started)
 
 
 def _bring_into_page_cache(path: Path) -> None:
