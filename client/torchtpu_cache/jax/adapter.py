@@ -94,12 +94,14 @@ class Adapter:
         environment: as it was when JAX's compiler was set up.
         release: of this process's JAX.
         settings: JAX's configuration object.
+        has_own_cache: whether JAX's cache was on before the adapter turned it on.
     """
 
-    def __init__(self, environment: Environment, release: Release, settings: Any) -> None:
+    def __init__(self, environment: Environment, release: Release, settings: Any, *, has_own_cache: bool) -> None:
         self._environment = environment
         self._release = release
         self._settings = settings
+        self._has_own_cache = has_own_cache
         self._local = _Local()
         self._sparing = SparingLog(_log)
         self._parts: tuple[Assembly, Targets, AllowList] | None = None
@@ -133,12 +135,14 @@ class Adapter:
         return wrapper
 
     def get_cache(self, original: Function, _names: inspect.Signature) -> Function:
-        """Where JAX reads and writes: for a program of ours, this call's bytes."""
+        """Where JAX reads and writes: for a program of ours, this call's bytes; else its own cache, if that was on."""
 
         @functools.wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             call = self._local.call
-            return original(*args, **kwargs) if call is None or call.program is None else call
+            if call is not None and call.program is not None:
+                return call
+            return original(*args, **kwargs) if self._has_own_cache or self._closed else None
 
         return wrapper
 

@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -39,8 +39,11 @@ NEEDED: Final = (
 )
 """Module, function, and the parameters that are named here: all that is used of JAX beside its flags."""
 
+_CACHE_IS_ON: Final = "jax_enable_compilation_cache"
+_CLIENT_OPTIONS: Final = "jax_pjrt_client_create_options"
+
 FLAGS: Final[dict[str, Any]] = {
-    "jax_enable_compilation_cache": True,
+    _CACHE_IS_ON: True,
     # Otherwise the options of a program, and so its key, hold the path of JAX's own cache, where one is set.
     "jax_persistent_cache_enable_xla_caches": "none",
     # JAX would not hand over what is smaller.
@@ -149,7 +152,9 @@ def _needed(jax: Any) -> dict[str, tuple[Any, Function, inspect.Signature]]:
 
 
 def _put_in(jax: Any, needed: dict[str, tuple[Any, Function, inspect.Signature]]) -> _Plug:
-    adapter = Adapter(_surroundings(), _release(jax), jax.config)
+    settings = jax.config.values
+    has_own_cache = bool(settings.get(_CACHE_IS_ON, True))
+    adapter = Adapter(_surroundings(settings), _release(jax), jax.config, has_own_cache=has_own_cache)
     put = needed["put_executable_and_time"][1]
     makers: dict[str, Callable[[Function, inspect.Signature], Function]] = {
         "compile_or_get_cached": adapter.compile_or_get_cached,
@@ -160,8 +165,8 @@ def _put_in(jax: Any, needed: dict[str, tuple[Any, Function, inspect.Signature]]
     plug = _Plug(adapter, [], {})
     try:
         for name, value in FLAGS.items():
-            if name in jax.config.values:
-                plug.flags[name] = jax.config.values[name]
+            if name in settings:
+                plug.flags[name] = settings[name]
                 jax.config.update(name, value)
         for name, make in makers.items():
             module, theirs, signature = needed[name]
@@ -196,10 +201,13 @@ def _release(jax: Any) -> Release:
     return Release(version=jax.__version__, compressor=compressor, producer=producer)
 
 
-def _surroundings() -> Environment:
-    """The environment that the compiler sees."""
+def _surroundings(settings: Mapping[str, Any]) -> Environment:
+    """The environment that the compiler sees, and what JAX tells a plugin when it makes the client."""
+    told = settings.get(_CLIENT_OPTIONS)
     try:
-        environment = Environment.snapshot(os.environ, sys.argv)
+        environment = Environment.snapshot(
+            os.environ, sys.argv, plugin_options={} if told is None else {_CLIENT_OPTIONS: told}
+        )
         # Looked at without JAX's lock, which it may hold while it looks for plugins.
         if getattr(importlib.import_module("jax._src.xla_bridge"), "_backends", True):
             # XLA read its flags some time ago. They are these only if nobody has changed any since the start.

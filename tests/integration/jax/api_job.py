@@ -172,6 +172,38 @@ def changed_flags():
     torchtpu_cache.jax.disable()
 
 
+def turned_off():
+    """Who has turned JAX's own cache off gets ours, and JAX's stays off for what is bypassed."""
+    folder = os.environ["OWN_FOLDER"] + " off"
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_enable_compilation_cache", False)
+    torchtpu_cache.jax.enable()
+    asked = counted("requests")
+    one()
+    os.environ["XLA_FLAGS"] = "--xla_cpu_enable_fast_math=true"
+    one()
+    del os.environ["XLA_FLAGS"]
+    assert counted("requests") == asked + 2
+    torchtpu_cache.jax.disable()
+    assert not jax.config.values["jax_enable_compilation_cache"]
+    assert not os.path.isdir(folder) or not os.listdir(folder)
+
+
+def client_options():
+    """What JAX tells a plugin when it makes the client is part of the key."""
+    if "jax_pjrt_client_create_options" not in jax.config.values:
+        return
+    before = counted("compiled")
+    for told in "a:1", "a:2", "a:1":
+        jax.config.update("jax_pjrt_client_create_options", told)
+        torchtpu_cache.jax.enable()
+        one()
+        torchtpu_cache.jax.disable()
+    jax.config.update("jax_pjrt_client_create_options", None)
+    assert counted("compiled") - before == 2
+
+
 def main(words):
     logger = logging.getLogger("torchtpu_cache")
     logger.addHandler(Notes(level=logging.WARNING))
