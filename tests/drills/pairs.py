@@ -101,9 +101,9 @@ def run(size: Size) -> Iterator[Figure]:
     resolver = ProgramCanonicaliser(None)
     try:
         with clean_folder() as folder:
-            collisions = _generated(folder / "world", size.of(2400, 78_000), counts, ledger, resolver)
+            collisions = _generated(folder / "world", size.of(2400, 88_000), counts, ledger, resolver)
             _hand_made(size.of(60, 6000), counts, resolver)
-            _mutated(size.of(6, 300), counts, resolver)
+            _mutated(size.of(6, 110), counts, resolver)
             _corpus(counts, resolver)
             _other_processes(folder / "others", size.of(60, 2000), counts, resolver)
             _processors(folder / "cpus", size.of(40, 600), counts)
