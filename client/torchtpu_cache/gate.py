@@ -9,6 +9,7 @@ from typing import Final
 from torchtpu_cache_core.clock import SYSTEM_CLOCK, Clock
 
 CREDIT_SECONDS: Final = 2.0
+MAX_DEBT_SECONDS: Final = 10.0
 SHARE: Final = 0.1
 
 _WINDOW: Final = 16
@@ -22,7 +23,8 @@ class Credit:
 
     Each second that it waited in vain takes one, each that a hit spared gives one, and each of a compile gives a
     tenth; there are never more than two. So a tier is asked as long as that pays, and one that is slow and has nothing
-    costs a job at most two seconds and a tenth of its compiles, but for the last wait, which may overdraw.
+    costs a job at most two seconds and a tenth of its compiles, but for the last wait, which may overdraw by ten: a
+    machine that stood still for an hour in the middle of a wait says nothing of the tier.
     """
 
     def __init__(self) -> None:
@@ -47,7 +49,7 @@ class Credit:
 
     def _give(self, seconds: float) -> None:
         with self._lock:
-            self._seconds = min(CREDIT_SECONDS, self._seconds + seconds)
+            self._seconds = min(CREDIT_SECONDS, max(-MAX_DEBT_SECONDS, self._seconds + seconds))
 
 
 class RemoteGate:

@@ -340,6 +340,8 @@ class Node:
             else:
                 with self._tiers.waiting_for_disk() as is_quick:
                     self._store(publication, to_disk=is_quick)
+                if not is_quick:
+                    self.counters.not_published("disk_slow")
         return publication
 
     def _store(self, publication: Publication, *, to_disk: bool = True) -> None:

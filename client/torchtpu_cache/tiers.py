@@ -171,8 +171,10 @@ class Tiers:
         """A write that its caller waits for; gives whether the disk is quick enough for that."""
         credit = self._credits[Tier.DISK]
         started = self._clock.monotonic()
-        yield not credit.used_up
-        credit.waited(self._clock.monotonic() - started)
+        try:
+            yield not credit.used_up
+        finally:
+            credit.waited(self._clock.monotonic() - started)
 
     def store_here(self, entry: Entry, attestation: Attestation | None, *, to_disk: bool = True) -> None:
         """Keeps what was compiled in memory and on disk."""

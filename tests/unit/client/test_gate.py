@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchtpu_cache.gate import CREDIT_SECONDS, SHARE, Credit, RemoteGate
+from torchtpu_cache.gate import CREDIT_SECONDS, MAX_DEBT_SECONDS, SHARE, Credit, RemoteGate
 from torchtpu_cache_core.testing.clock import ManualClock
 
 
@@ -88,4 +88,13 @@ def test_what_was_spared_once_pays_for_two_seconds_only() -> None:
     under_test.waited(0.2)
     assert under_test.used_up
     under_test.compiled(1.1)
+    assert not under_test.used_up
+
+
+def test_a_machine_that_stood_still_in_a_wait_asks_again_soon() -> None:
+    under_test = Credit()
+    under_test.waited(3600.0)
+    under_test.compiled(MAX_DEBT_SECONDS / SHARE)
+    assert under_test.used_up
+    under_test.compiled(1.0)
     assert not under_test.used_up

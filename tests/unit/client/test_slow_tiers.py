@@ -103,6 +103,7 @@ def test_a_disk_too_slow_for_what_waits_is_passed_by_and_not_waited_for(monkeypa
             assert started.wait(30)
         assert clock.monotonic() - before == pytest.approx(5.0)  # one was waited for, which overdrew
         assert node.counters.snapshot()["skipped"]["disk.busy"] >= 1
+        assert node.counters.snapshot()["not_published"]["disk_slow"] >= 1
     finally:
         slow_disk.set()
         node.close()
