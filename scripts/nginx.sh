@@ -19,5 +19,5 @@ if ! fetch && [ "$(id -u)" = 0 ]; then
     fetch || true
 fi
 for package in "$packages"/nginx_*.deb; do
-    if [ -e "$package" ]; then dpkg -x "$package" "$folder"; fi
+    if [ -e "$package" ]; then mkdir -p "$folder" && dpkg -x "$package" "$folder"; fi
 done
