@@ -137,6 +137,8 @@ def owned_data_dir(path: Path) -> Iterator[Path]:
         except OSError as error:
             if error.errno != errno.EROFS:
                 raise
+            if not lock.exists():
+                raise  # nothing was ever served from here, so there is nothing to read either
             descriptor = os.open(lock, os.O_RDONLY | flags)  # a lock needs no writing
     except OSError as error:
         raise store_error(error, f"{path} cannot be written to; choose another folder with --data-dir") from error

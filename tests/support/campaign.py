@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     chosen = [name for name in chosen if name in parsed.only or not parsed.only]
     size = Size.SHORT if parsed.short else Size.FULL
-    short = 0
+    short: list[str] = []
     for number, name in enumerate(chosen, 1):
         print(f"[{number}/{len(chosen)}] {name} ...", file=sys.stderr, flush=True)
         started = time.monotonic()
@@ -76,10 +76,11 @@ def main(arguments: list[str] | None = None) -> int:
             if parsed.out is not None:
                 with parsed.out.open("a") as out:
                     out.write(line + "\n")
-            short += not figure.ok
+            if not figure.ok:
+                short.append(figure.name)
         print(f"[{number}/{len(chosen)}] {name}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
     if short:
-        print(f"{short} of the figures fall short", file=sys.stderr)
+        print(f"short of their bars: {', '.join(short)}", file=sys.stderr)
     return 1 if short else 0
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
+import sys
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -115,4 +117,5 @@ in 3 runs that saved it {human_seconds(report["seconds_saved"])} of compiling, f
         print("CPU outputs equal those of a run without a cache, bit for bit.")
         if any(row["target"] != "cpu" for row in report["rows"]):
             print("TPU executables are byte for byte what A made.")
-    print("Next: start `torchtpu-cache serve`, and go on as README.md says under Use.")
+    called = sys.argv[0] if shutil.which("torchtpu-cache") is None else "torchtpu-cache"
+    print(f"Next: start `{called} serve`, and go on as README.md says under Use.")

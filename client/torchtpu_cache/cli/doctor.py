@@ -213,7 +213,12 @@ def _examine_jax(settings: Config) -> list[Check]:
         return [Check("jax", WARNING, f"jax could not be tried: {last or 'it said nothing'}")]
     if answer["problem"]:
         return [Check("jax", WARNING, f"{answer['jax']} is not served: {answer['problem']}")]
-    asks = "jobs with it use this cache" if settings.jax else "jobs use this cache with TORCHTPU_CACHE_JAX=1"
+    if not (settings.mode.serves or settings.mode.publishes):
+        asks = "the mode is off, so no job uses this cache"
+    elif settings.jax:
+        asks = "jobs with it use this cache"
+    else:
+        asks = "jobs use this cache with TORCHTPU_CACHE_JAX=1"
     return [Check("jax", OK, f"{answer['jax']} takes the adapter; {asks}")]
 
 

@@ -21,6 +21,7 @@ def test_doctor_says_that_jax_takes_the_adapter(tmp_path: Path) -> None:
     check = jax_check({"TORCHTPU_CACHE_JAX": "1"})
     assert check["status"] == "ok"
     assert "jobs with it use this cache" in check["detail"]
+    assert "no job uses this cache" in jax_check({"TORCHTPU_CACHE_JAX": "1", "TORCHTPU_CACHE": "off"})["detail"]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from support.mounts import tmpfs
 from support.served import SERVE, Served, path_of, read_all
 from support.waiting import wait_until
 from torchtpu_cache_core import wire
@@ -117,6 +118,17 @@ def test_a_data_folder_that_cannot_be(tmp_path: Path, kind: str) -> None:
     code, said = _refused("--listen", ":0", "--data-dir", str(path))
     assert (code, len(said.splitlines())) == (1, 1)
     assert str(path) in said
+
+
+def test_a_read_only_folder_from_which_nothing_was_ever_served(tmp_path: Path) -> None:
+    if os.getuid():
+        pytest.skip("capability: only root may mount")
+    with tmpfs(tmp_path / "disk", size_bytes=1 << 20) as mount:
+        mount.set_read_only(True)
+        code, said = _refused("--listen", ":0", "--data-dir", str(mount.folder))
+    assert (code, len(said.splitlines())) == (1, 1)
+    assert "cannot be written to" in said
+    assert "Read-only file system" in said
 
 
 def test_help_imports_no_server() -> None:
