@@ -39,7 +39,7 @@ layers: $(VENV)/test.stamp
 fuzz: $(VENV)/test.stamp  ## The fuzzers, long: SECONDS=600 each.
 	for target in tests/fuzz/fuzz_*.py; do $(BIN)/python $$target -max_total_time=$(or $(SECONDS),600) || exit 1; done
 
-drills: $(VENV)/test.stamp  ## The fault campaign in full, one JSON line per figure; ONLY=name for one drill.
+drills: $(VENV)/test.stamp $(OTHERS:%=%/stamp)  ## The fault campaign in full, one JSON line per figure; ONLY=name for one drill.
 	@mkdir -p .bench
 	@PYTHONPATH=tests $(BIN)/python -m support.campaign drills --only $(ONLY) --out .bench/drills.jsonl
 

@@ -145,8 +145,9 @@ class Changes:
 
     def _list_order(self) -> Pair:
         lists = ((DEBUG, 30), (DEBUG, 258), (DEBUG, 127), (BUILD, 12), (BUILD, 16), (COMPILE, 12))
-        level, number = self._rng.choice(lists)
-        name, kind = self._maker.table.fields[level][number]
+        fields = self._maker.table.fields
+        level, number = self._rng.choice([each for each in lists if each[1] in fields[each[0]]])  # some are newer
+        name, kind = fields[level][number]
         one = self._maker.value(kind.rpartition(" ")[2], name)
         other = self._different(lambda: self._maker.value(kind.rpartition(" ")[2], name), one)
         base = self._base()
