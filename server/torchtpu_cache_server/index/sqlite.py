@@ -106,6 +106,7 @@ class SqliteIndex(Index):
             connection = sqlite3.connect(
                 self._path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
+            connection.text_factory = _text
             try:
                 connection.execute("PRAGMA journal_mode = WAL")
                 # A power cut may lose the last transactions, not the file; the bucket holds the truth.
@@ -390,6 +391,14 @@ def _guarded() -> Iterator[None]:
         if code == sqlite3.SQLITE_FULL:
             raise StoreFull("no room to write the index") from error
         raise StoreUnavailable(f"the index did not answer: {error}", FailureKind.IO) from error
+
+
+def _text(raw: bytes) -> str:
+    """A text of the file; IndexCorrupt where it is none, which the module would tell without a code."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise IndexCorrupt("the index holds a text that is none") from None
 
 
 def _sum(rows: Iterable[tuple[Any, ...]]) -> IndexTotals:

@@ -319,6 +319,28 @@ def test_a_file_of_a_newer_version_is_set_aside(path: Path) -> None:
     assert path.with_name("index.sqlite.damaged").exists()
 
 
+def test_a_fact_that_cannot_be_decoded_is_damage(path: Path) -> None:
+    index = SqliteIndex(path)
+    index.set_complete(True)
+    index.close()
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE facts SET value = CAST(x'ff' AS TEXT)")
+    with contextlib.closing(SqliteIndex(path)) as index:
+        assert not index.complete
+        index.record(_record(2))
+        assert index.lookup(_NS, _key(2)) == _record(2)
+
+
+def test_a_name_that_cannot_be_decoded_is_damage(index: SqliteIndex) -> None:
+    index.record(_record(1))
+    index._writer.execute("UPDATE entries SET key = CAST(x'ff' AS TEXT)")
+    with pytest.raises(IndexCorrupt):
+        index.names(None, 10)
+    index.reset()
+    index.record(_record(2))
+    assert index.names(None, 10) == [(_NS, _key(2))]
+
+
 @pytest.mark.parametrize("damage", ["DROP TABLE entries", "DROP TABLE totals", "DROP TABLE facts", "DELETE FROM facts"])
 def test_a_file_without_its_tables_is_set_aside(path: Path, damage: str) -> None:
     """A damaged page may hold nothing but a table's name."""
