@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,12 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Of one process at one moment; `children_rss_bytes` is of all below it together."""
+    """Of one process at one moment.
+
+    Args:
+        descriptors: without those that are kept on purpose.
+        children: of all below it, as `children_rss_bytes` is of all together.
+    """
 
     rss_bytes: int
     descriptors: int
@@ -19,11 +25,15 @@ class Held:
     children_rss_bytes: int
 
 
-def held_by(pid: int) -> Held | None:
-    """What the process holds now; None where it is gone."""
+def held_by(pid: int, kept: re.Pattern[str] | None = None) -> Held | None:
+    """What the process holds now; None where it is gone.
+
+    Args:
+        kept: matches the paths of files that it may keep open, each once and as long as it is there.
+    """
     try:
         rss_bytes, threads = _status(pid)
-        descriptors = len(os.listdir(f"/proc/{pid}/fd"))
+        descriptors = _descriptors(pid, kept)
         below = list(_below(pid))
     except (OSError, KeyError):
         return None
@@ -61,6 +71,16 @@ def _fields(pid: int) -> dict[str, str]:
 
 def _bytes(field: str) -> int:
     return int(field.split()[0]) * 1024
+
+
+def _descriptors(pid: int, kept: re.Pattern[str] | None) -> int:
+    paths = []
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            paths.append(os.readlink(descriptor))
+        except FileNotFoundError:
+            continue  # it was closed meanwhile
+    return len(paths) - (0 if kept is None else len({path for path in paths if kept.fullmatch(path)}))
 
 
 def _below(pid: int) -> Iterable[int]:
