@@ -117,5 +117,9 @@ in 3 runs that saved it {human_seconds(report["seconds_saved"])} of compiling, f
         print("CPU outputs equal those of a run without a cache, bit for bit.")
         if any(row["target"] != "cpu" for row in report["rows"]):
             print("TPU executables are byte for byte what A made.")
-    called = sys.argv[0] if shutil.which("torchtpu-cache") is None else "torchtpu-cache"
-    print(f"Next: start `{called} serve`, and go on as README.md says under Use.")
+    print(f"Next: start `{_called()} serve`,\nand go on as README.md says under Use.")
+
+
+def _called() -> str:
+    """The command as this user would type it: `make demo` runs it without the environment being active."""
+    return "torchtpu-cache" if shutil.which("torchtpu-cache") else os.path.relpath(sys.argv[0])

@@ -53,6 +53,7 @@ def test_the_table_fits_80_columns_with_every_program(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.argv", [".venv/bin/torchtpu-cache", "demo"])
     names = [path.stem for path in modules(full=True)]
     demo._print(_report(*(_row(name, target) for name in names for target in ("cpu", "v5e:2x2"))))
     lines = capsys.readouterr().out.splitlines()
@@ -66,12 +67,28 @@ def test_the_footer_names_what_is_unequal_and_what_to_do_next(capsys: pytest.Cap
     assert "in 3 runs" in good
     assert "bit for bit" in good
     assert "TPU" not in good
-    assert "torchtpu-cache serve" in good.splitlines()[-1]
     demo._print(_report(_row("one", "cpu"), _row("two", "v5e:2x2", equal=False)))
     bad = capsys.readouterr().out
     assert "NOT equal" in bad
     assert "two for v5e:2x2" in bad
     assert "bit for bit" not in bad
+
+
+def test_what_to_type_next_is_on_the_path_or_named_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = tmp_path / "environment" / "bin" / "torchtpu-cache"
+    command.parent.mkdir(parents=True)
+    command.write_text("#!/bin/sh\n")
+    command.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [str(command), "demo"])
+    monkeypatch.setenv("PATH", str(command.parent))
+    demo._print(_report(_row("one", "cpu")))
+    assert "start `torchtpu-cache serve`," in capsys.readouterr().out
+    monkeypatch.setenv("PATH", str(tmp_path))
+    demo._print(_report(_row("one", "cpu")))
+    assert "start `environment/bin/torchtpu-cache serve`," in capsys.readouterr().out
 
 
 def test_without_the_service_it_says_what_to_install(tmp_path: Path) -> None:
