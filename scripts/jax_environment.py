@@ -1,8 +1,8 @@
 """Makes an environment with another release of JAX, and this package in it: `jax_environment.py <folder>`.
 
 `.venv-jax-<release>` gets that release; `.venv-other` the newest where the interpreter of `.venv` is too old for it,
-and else the one that an older interpreter would have in `.venv`. An interpreter is looked for on PATH, then beside the
-one that runs this, as version managers lay them out. Where there is none, this says so and makes nothing: the tests
+and else the one that an older interpreter would have in `.venv`. An interpreter is looked for on PATH, then where
+version managers have them: beside the one that runs this, and beside the shims on PATH. Where there is none, this says so and makes nothing: the tests
 that need the environment are then skipped, which with CI=true is a failure.
 """
 
@@ -49,7 +49,8 @@ def interpreter(versions: tuple[str, ...]) -> str | None:
     for version in versions:
         on_path = shutil.which(f"python{version}")
         candidates = [on_path] if on_path else []
-        candidates += [str(path) for path in sorted(beside.glob(f"{version}*/bin/python"))]
+        for folder in (beside, *([Path(on_path).parents[1] / "versions"] if on_path else [])):
+            candidates += [str(path) for path in sorted(folder.glob(f"{version}*/bin/python"))]
         for candidate in candidates:
             probe = [candidate, "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2])"]
             answer = subprocess.run(probe, capture_output=True, text=True, check=False)
