@@ -2,8 +2,8 @@
 
 `.venv-jax-<release>` gets that release; `.venv-other` the newest where the interpreter of `.venv` is too old for it,
 and else the one that an older interpreter would have in `.venv`. An interpreter is looked for on PATH, then where
-version managers have them: beside the one that runs this, and beside the shims on PATH. Where there is none, this says so and makes nothing: the tests
-that need the environment are then skipped, which with CI=true is a failure.
+version managers have them: beside the one that runs this, and beside the shims on PATH. Where there is none, this
+says so and makes nothing: the tests that need the environment are then skipped, which with CI=true is a failure.
 """
 
 from __future__ import annotations
