@@ -87,11 +87,10 @@ def _switch(own: Any, tell: Callable[[bool], None]) -> Any:
 
 
 def _take(command: Any, shared: Sequence[Any]) -> None:
+    command.params.extend(shared)
     if isinstance(command, TyperGroup):
         for each in command.commands.values():
             _take(each, shared)
-    else:
-        command.params.extend(shared)
 
 
 def registrars() -> Iterator[Any]:

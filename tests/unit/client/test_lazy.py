@@ -38,7 +38,8 @@ def test_help_of_all_commands_loads_none_of_them() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", ["-v cache ls", "cache ls -v", "cache ls --verbose --json", "config show -v", "serve -v --help"]
+    "arguments",
+    ["-v cache ls", "cache -v ls", "cache ls -v", "cache ls --verbose --json", "config show -v", "serve -v --help"],
 )
 def test_verbose_stands_before_a_command_or_after_it(
     arguments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
