@@ -331,25 +331,24 @@ class Node:
         if publication.cheap:
             self.counters.not_published("cheap")  # sharing it costs more than compiling it
         self._fresh[keyed.key] = publication
-        work, held_bytes = partial(self._store, publication), len(compiled.executable)
         if self._later is None:
-            work()
-        elif not self._later.do(work, held_bytes, slowly=publication.cheap):
-            if publication.cheap:
-                self._store(publication, to_disk=False)
-            else:
-                with self._tiers.waiting_for_disk() as is_quick:
-                    self._store(publication, to_disk=is_quick)
-                if not is_quick:
-                    self.counters.not_published("disk_slow")
+            self._store(publication)
+            return publication
+        work, held_bytes = partial(self._store, publication), len(compiled.executable)
+        if not self._later.do(work, held_bytes, slowly=publication.cheap):
+            self._store(publication, caller_waits=True)
         return publication
 
-    def _store(self, publication: Publication, *, to_disk: bool = True) -> None:
-        """Packs what was compiled, and stores it here and for the remote, unless another took its place meanwhile."""
-        key = publication.keyed.key
+    def _store(self, publication: Publication, *, caller_waits: bool = False) -> None:
+        """Packs what was compiled, and stores it here and for the remote, unless another took its place meanwhile.
+
+        Args:
+            caller_waits: too much waits for the thread already, so that this is done while somebody waits for it.
+        """
         try:
-            if self._fresh.get(key) is publication:
-                self._store_packed(publication.entry(), to_disk=to_disk, upload=to_disk and not publication.cheap)
+            if self._fresh.get(publication.keyed.key) is publication:
+                store_packed = self._store_while_waiting if caller_waits else self._store_packed
+                store_packed(publication.entry(), cheap=publication.cheap)
         except (StoreError, InvalidRequest, MemoryError) as error:
             _log.warning("a compiled executable could not be packed: %s", error)
             self.counters.not_published("unpackable")
@@ -359,12 +358,29 @@ class Node:
         finally:
             self._forget(publication)
 
-    def _store_packed(self, entry: Entry, *, to_disk: bool, upload: bool) -> None:
-        machine_key = self._machine_key
-        attestation = None if machine_key is None else Attestation.by_machine(machine_key, self._namespace, entry)
-        self._tiers.store_here(entry, attestation, to_disk=to_disk)
-        if upload and self._spool is not None:
+    def _store_while_waiting(self, entry: Entry, *, cheap: bool) -> None:
+        """Stores what is worth it on disk, as long as the disk is quick."""
+        if cheap:
+            self._store_in_memory(entry)
+            return
+        with self._tiers.waiting_for_disk() as is_quick:
+            if is_quick:
+                self._store_packed(entry, cheap=cheap)
+        if not is_quick:
+            self._store_in_memory(entry)
+            self.counters.not_published("disk_slow")
+
+    def _store_packed(self, entry: Entry, *, cheap: bool) -> None:
+        self._tiers.store_here(entry, self._attestation(entry))
+        if not cheap and self._spool is not None:
             self._spool.add(entry, durable=True)
+
+    def _store_in_memory(self, entry: Entry) -> None:
+        self._tiers.store_here(entry, self._attestation(entry), to_disk=False)
+
+    def _attestation(self, entry: Entry) -> Attestation | None:
+        machine_key = self._machine_key
+        return None if machine_key is None else Attestation.by_machine(machine_key, self._namespace, entry)
 
     def _forget(self, publication: Publication) -> None:
         """Gives up the place of what is in the tiers by now, or should never be."""
