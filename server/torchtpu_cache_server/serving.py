@@ -92,7 +92,7 @@ class Listen:
         return cls(host=host, port=int(port))
 
     def bind(self) -> socket.socket:
-        """A listening socket.
+        """A socket that has the port, and does not listen yet.
 
         Raises:
             PortInUse: the port is taken.
@@ -101,20 +101,29 @@ class Listen:
         is_v6 = self.host.startswith("[")
         address = self.host[1:-1] if is_v6 else "127.0.0.1" if self.host.lower() == "localhost" else self.host
         listener = socket.socket(socket.AF_INET6 if is_v6 else socket.AF_INET, socket.SOCK_STREAM)
-        try:
+        with self._told(listener):
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             # Connections inherit both. An answer's head and body are two writes, and must not wait for each other.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             # A peer that takes no byte for a minute loses its connection, and we its buffers.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _STUCK_PEER_MS)
             listener.bind((address, self.port))
+        return listener
+
+    def start(self, listener: socket.socket) -> None:
+        """Has a socket that was bound here listen. Raises as `bind`: two may have bound, and only one can listen."""
+        with self._told(listener):
             listener.listen(_BACKLOG)
+
+    @contextlib.contextmanager
+    def _told(self, listener: socket.socket) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             listener.close()
             if error.errno == errno.EADDRINUSE:
                 raise PortInUse(f"port {self.port} of {self.host} is in use; choose another with --listen") from error
             raise ConfigError(f"cannot listen on {self.host}:{self.port}: {os.strerror(error.errno or 0)}") from error
-        return listener
 
     def url(self, listener: socket.socket) -> str:
         """What a client connects to; `listener` knows the port that was taken."""
@@ -210,10 +219,11 @@ def serve(*, listen: Listen, data_dir: Path, limits: Limits, ready: Callable[[st
     """
     _raise_file_limit()
     with (
+        contextlib.closing(listen.bind()) as listener,  # first: where that fails, no folder is made
         owned_data_dir(data_dir),
-        contextlib.closing(listen.bind()) as listener,
         contextlib.ExitStack() as stack,
     ):
+        listen.start(listener)
         metrics = Metrics()
         bucket, proved = open_bucket(data_dir)
         service = Service(

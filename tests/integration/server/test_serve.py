@@ -91,6 +91,7 @@ def test_a_port_in_use(tmp_path: Path) -> None:
         code, said = _refused("--listen", f"127.0.0.1:{port}", "--data-dir", str(tmp_path / "data"))
     assert (code, len(said.splitlines())) == (1, 1)
     assert f"port {port}" in said
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_data_folder_in_use(start: Callable[..., Served]) -> None:
