@@ -162,6 +162,7 @@ class Config:
     compile_timeout_seconds: float
     custom_call_targets: tuple[str, ...]
     jax: bool
+    verbose: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +211,7 @@ SETTINGS: Final = (
     _setting("compile_timeout_seconds", _seconds, 7200.0, "when a compile counts as hung"),
     _setting("custom_call_targets", _targets, (), "custom-call targets that may be cached besides the built-in list"),
     _setting("jax", _switch, "false", "jobs with JAX use this cache, without a change to their code"),
+    _setting("verbose", _switch, "false", "jobs and commands say what the cache does, on standard error"),
 )
 
 _BY_NAME: Final = {setting.name: setting for setting in SETTINGS}

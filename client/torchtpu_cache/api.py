@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchtpu_cache.assembly import Assembly, assemble
+from torchtpu_cache.lines import say_more
 from torchtpu_cache.result import Result
 from torchtpu_cache_core import config as configuration
 from torchtpu_cache_core.canonical.environment import Environment
@@ -209,6 +210,8 @@ def _have_multiprocessing_close() -> None:
 def _assembly_of_a_job() -> Assembly:
     """A setting without sense stops a command, and never a job: it is warned about once, and does not count."""
     config = configuration.load(complain=_warn).config
+    if config.verbose:
+        say_more()
     try:
         return assemble(config)
     except ConfigError as error:

@@ -15,18 +15,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torchtpu_cache.counters import Counters, Tier
 from torchtpu_cache.later import Later
+from torchtpu_cache.lines import name_lines
 from torchtpu_cache.publication import Publication
 from torchtpu_cache.result import Result, Stamp
+from torchtpu_cache.storing import Storing
 from torchtpu_cache.tiers import Tiers
 from torchtpu_cache_core.clock import SYSTEM_CLOCK, Clock
 from torchtpu_cache_core.config import Mode
-from torchtpu_cache_core.errors import Bypass, CompileError, InvalidRequest, LoadError, StoreError
-from torchtpu_cache_core.manifest import Attestation
+from torchtpu_cache_core.errors import Bypass, CompileError, InvalidRequest, LoadError
 from torchtpu_cache_core.names import DEFAULT_NAMESPACE, Key, Namespace
 from torchtpu_cache_core.request import Keyed, ProgramResolver, Request, ResolvedRequest, resolve
 from torchtpu_cache_core.singleflight import SingleFlight
@@ -35,9 +35,9 @@ from torchtpu_cache_core.store import Store, Stored
 if TYPE_CHECKING:
     from torchtpu_cache.compilers.base import Compiled, Compiler, Progress
     from torchtpu_cache.spool import Spool
-    from torchtpu_cache_core.entry import Entry
 
 _log = logging.getLogger(__name__)
+name_lines()  # here, where everything that a job can have of this package comes by
 
 LoadExecutable = Callable[[bytes | memoryview], Any]
 """Makes an executable live, and gives it.
@@ -108,13 +108,11 @@ class Node:
         self.counters = Counters() if counters is None else counters
         self._later = None if memory is None else Later()
         self._tiers = Tiers(memory, disk, remote, self.counters, clock, self._later)
+        self._storing = Storing(self._tiers, self.counters, self._later, spool, machine_key, namespace)
         self._resolver = resolver
         self._spool = spool
-        self._machine_key = machine_key
-        self._namespace = namespace
         self._clock = clock
         self._flights: SingleFlight[Key, Result] = SingleFlight()
-        self._fresh: dict[Key, Publication] = {}  # compiled, and not yet in the tiers
 
     def get_or_compile(
         self,
@@ -235,16 +233,16 @@ class Node:
                 loaded=loaded,
             )
             self.counters.hit(tier, hit.seconds_saved)
-            if tier is Tier.DISK:
-                self._offer(stored)
+            if tier is Tier.DISK and self.mode.publishes:
+                self._storing.offer(stored)
             return hit
 
         return self._find_fresh(keyed, caller) or self._tiers.find(keyed, use)
 
     def _find_fresh(self, keyed: Keyed, caller: _Caller) -> Result | None:
         """What this process compiled and has not stored yet, as a hit in its memory."""
-        publication = self._fresh.get(keyed.key)
-        if publication is None or publication.keyed.components != keyed.components:
+        publication = self._storing.find(keyed)
+        if publication is None:
             return None
         compiled = publication.compiled
         try:
@@ -253,7 +251,7 @@ class Node:
             _log.warning("an executable that was compiled just now did not load: %s", error)
             self.counters.failure(Tier.MEMORY, "load")
             if error.blames_entry:
-                self._forget(publication)
+                self._storing.forget(publication)
             return None
         hit = Result(
             key=keyed.key,
@@ -266,24 +264,6 @@ class Node:
         )
         self.counters.hit(Tier.MEMORY, hit.seconds_saved)
         return hit
-
-    def _offer(self, stored: Stored) -> None:
-        """Sees to it that the remote gets what this machine compiled before it had this remote."""
-        if self._spool is None or not self.mode.publishes or self._machine_key is None or stored.attestation is None:
-            return
-        try:
-            entry = stored.entry
-            if stored.attestation.made_by_machine(self._machine_key, self._namespace, entry) and self._spool.wants(
-                entry
-            ):
-                add = partial(self._spool.add, entry, durable=False)  # the disk tier still has it
-                if self._later is None:
-                    add()
-                else:
-                    self._later.do(add, entry.size_bytes)  # where too much waits, the next hit offers it again
-        except Exception:
-            _log.exception("an entry could not be offered to the remote")
-            self.counters.not_published("internal")
 
     def _compile(self, resolved: ResolvedRequest, ask: _Ask) -> Result:
         compiled = self._run(ask)
@@ -328,64 +308,8 @@ class Node:
             raise Bypass("compiler_changed", "the compiler's file changed under its key")
         keyed.check_files()  # now: a file that is changed back meanwhile would look as if it never changed
         publication = Publication(keyed, compiled, self._clock.time())
-        if publication.cheap:
-            self.counters.not_published("cheap")  # sharing it costs more than compiling it
-        self._fresh[keyed.key] = publication
-        if self._later is None:
-            self._store(publication)
-            return publication
-        work, held_bytes = partial(self._store, publication), len(compiled.executable)
-        if not self._later.do(work, held_bytes, slowly=publication.cheap):
-            self._store(publication, caller_waits=True)
+        self._storing.add(publication)
         return publication
-
-    def _store(self, publication: Publication, *, caller_waits: bool = False) -> None:
-        """Packs what was compiled, and stores it here and for the remote, unless another took its place meanwhile.
-
-        Args:
-            caller_waits: too much waits for the thread already, so that this is done while somebody waits for it.
-        """
-        try:
-            if self._fresh.get(publication.keyed.key) is publication:
-                store_packed = self._store_while_waiting if caller_waits else self._store_packed
-                store_packed(publication.entry(), cheap=publication.cheap)
-        except (StoreError, InvalidRequest, MemoryError) as error:
-            _log.warning("a compiled executable could not be packed: %s", error)
-            self.counters.not_published("unpackable")
-        except Exception:
-            _log.exception("a compiled executable could not be stored")
-            self.counters.not_published("internal")
-        finally:
-            self._forget(publication)
-
-    def _store_while_waiting(self, entry: Entry, *, cheap: bool) -> None:
-        """Stores what is worth it on disk, as long as the disk is quick."""
-        if cheap:
-            self._store_in_memory(entry)
-            return
-        with self._tiers.waiting_for_disk() as is_quick:
-            if is_quick:
-                self._store_packed(entry, cheap=cheap)
-        if not is_quick:
-            self._store_in_memory(entry)
-            self.counters.not_published("disk_slow")
-
-    def _store_packed(self, entry: Entry, *, cheap: bool) -> None:
-        self._tiers.store_here(entry, self._attestation(entry))
-        if not cheap and self._spool is not None:
-            self._spool.add(entry, durable=True)
-
-    def _store_in_memory(self, entry: Entry) -> None:
-        self._tiers.store_here(entry, self._attestation(entry), to_disk=False)
-
-    def _attestation(self, entry: Entry) -> Attestation | None:
-        machine_key = self._machine_key
-        return None if machine_key is None else Attestation.by_machine(machine_key, self._namespace, entry)
-
-    def _forget(self, publication: Publication) -> None:
-        """Gives up the place of what is in the tiers by now, or should never be."""
-        if self._fresh.get(publication.keyed.key) is publication:
-            self._fresh.pop(publication.keyed.key, None)
 
     def flush(self) -> bool:
         """Waits until what was compiled or fetched so far is stored on this machine, a few seconds at most.

@@ -49,6 +49,8 @@ def register(app: typer.Typer) -> None:
             ) from error
         # The application logs its own errors, with the request's id.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        if settings.verbose:
+            logging.getLogger("torchtpu_cache_server").setLevel(logging.INFO)
         folder = settings.data_dir
         if 0 < settings.max_service_bytes < _SMALL_BYTES:
             _log.warning("--max-size is below 16MiB; the executables of many programs will not fit")

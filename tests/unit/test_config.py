@@ -128,12 +128,28 @@ def test_no_setting_holds_a_password(environ: dict[str, str]) -> None:
     assert "secret" not in str(caught.value)
 
 
+TAKES = {
+    config._mode: "a mode",
+    config._remote: "a URL",
+    config._namespace: "a name",
+    config._path: "a folder",
+    config._listen: "HOST:PORT",
+    config.parse_size: "a size",
+    config._count: "a count",
+    config._seconds: "seconds",
+    config._targets: "a list",
+    config._switch: "a switch",
+}
+
+
 def test_the_document_names_every_setting() -> None:
     text = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| `")]
-    documented = [(name.strip("`"), variable.strip("`"), meaning) for name, variable, _default, meaning, _flag in rows]
+    documented = [(row[0].strip("`"), row[1].strip("`"), row[4]) for row in rows]
     assert documented == [(setting.name, setting.variable, setting.help) for setting in config.SETTINGS]
-    flags = {name.strip("`"): flag.strip("`") for name, _variable, _default, _meaning, flag in rows if flag != "none"}
+    assert [row[3] for row in rows] == [TAKES[setting.read] for setting in config.SETTINGS]
+    assert all(f"\n| {what} | " in text for what in TAKES.values()), "a kind of value is not described"
+    flags = {row[0].strip("`"): row[5].strip("`") for row in rows if row[5] != "none"}
     assert flags == {
         "remote": "--remote",
         "namespace": "--namespace",
@@ -141,6 +157,7 @@ def test_the_document_names_every_setting() -> None:
         "data_dir": "--data-dir",
         "listen": "--listen",
         "max_service_bytes": "--max-size",
+        "verbose": "-v",
     }
     assert set(flags.values()) <= _flags_of_the_command_line()
 

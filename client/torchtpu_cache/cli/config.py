@@ -45,6 +45,8 @@ def _as_written(name: str, value: Any) -> str:
         return "-"
     if isinstance(value, list):
         return ",".join(value)
+    if isinstance(value, bool):
+        return str(value).lower()
     if name.endswith("_bytes"):
         return human_limit(value)
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from torchtpu_cache.lines import say_more
+
 if TYPE_CHECKING:
     from torchtpu_cache_core.config import Config
 
@@ -28,4 +30,7 @@ def read_config(
     """The configuration of a command; ConfigError ends it with one sentence."""
     from torchtpu_cache_core import config
 
-    return config.load({"dir": cache_dir, "remote": remote, "namespace": namespace, **flags}).config
+    read = config.load({"dir": cache_dir, "remote": remote, "namespace": namespace, **flags}).config
+    if read.verbose:
+        say_more()
+    return read

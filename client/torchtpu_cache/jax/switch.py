@@ -9,6 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+TYPE_CHECKING = False  # as checkers see it; a job that did not ask does without `typing`
+if TYPE_CHECKING:
+    from typing import Any
+
 
 def initialize() -> None:
     """Enables the cache where the setting `jax` says so (`TORCHTPU_CACHE_JAX=1`, or `jax = true` in a file)."""
@@ -18,9 +22,7 @@ def initialize() -> None:
 
             enable()
     except Exception:
-        import logging
-
-        logging.getLogger(__name__).warning("JAX goes on without torchtpu-cache", exc_info=True)
+        _warn("JAX goes on without torchtpu-cache", exc_info=True)
 
 
 def wanted(environ: Mapping[str, str]) -> bool:
@@ -39,6 +41,13 @@ def wanted(environ: Mapping[str, str]) -> bool:
 
 
 def _say(error: Exception) -> None:
+    _warn(f"{error} (going on without that setting)")
+
+
+def _warn(message: str, **more: Any) -> None:
     import logging
 
-    logging.getLogger(__name__).warning("%s (going on without that setting)", error)
+    from torchtpu_cache.lines import name_lines
+
+    name_lines()
+    logging.getLogger(__name__).warning("%s", message, **more)

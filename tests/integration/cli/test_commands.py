@@ -173,6 +173,7 @@ def test_config_show_says_where_values_come_from(cache: Path) -> None:
     table = ttc("config", "show", environ={"TORCHTPU_CACHE_MAX_MEMORY_BYTES": "1.5GB"}).out
     assert re.search(r"max_disk_bytes +20 GiB +limit of the disk tier", table)
     assert re.search(r"max_memory_bytes +1500 MB ", table)
+    assert re.search(r"jax +false ", table)
     shown = ttc("config", "show", "--origin", environ={"TORCHTPU_CACHE": "read"}).out
     assert re.search(r"mode +read +variable TORCHTPU_CACHE", shown)
 
