@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
@@ -19,8 +20,18 @@ class _Flight(Generic[V]):
         self.waiting = 0
 
 
+class _State(Generic[K, V]):
+    """Of one process: a forked child has no thread of its parent's that would end a flight, or give the lock back."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.lock = threading.Lock()  # guards the flights and their counts, for moments only
+        self.flights: dict[K, _Flight[V]] = {}
+
+
 class SingleFlight(Generic[K, V]):
-    """Runs one call per key at a time. Thread-safe; waiting on one key never delays another.
+    """Runs one call per key at a time. Thread-safe, and safe to use after a fork; waiting on one key never delays
+    another.
 
     A leader that fails, by whatever exception, wakes its waiters; they do not get its exception but try for
     themselves, one of them as the next leader, so that an interrupt in one thread is no answer to another.
@@ -28,8 +39,7 @@ class SingleFlight(Generic[K, V]):
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards _flights and their counts, for moments only
-        self._flights: dict[K, _Flight[V]] = {}
+        self._state: _State[K, V] = _State()
 
     def do(self, key: K, call: Callable[[], V]) -> tuple[V, bool]:
         """The result of `call`, and whether this thread ran it.
@@ -37,31 +47,39 @@ class SingleFlight(Generic[K, V]):
         Raises:
             whatever `call` raises, in the thread that ran it.
         """
+        state = self._own_state()
         while True:
-            with self._lock:
-                flight = self._flights.get(key)
+            with state.lock:
+                flight = state.flights.get(key)
                 if leads := flight is None:
-                    flight = self._flights[key] = _Flight()
+                    flight = state.flights[key] = _Flight()
                 else:
                     flight.waiting += 1
             if leads:
-                return self._lead(key, flight, call), True
+                return _lead(state, key, flight, call), True
             flight.done.wait()
             if flight.result:
                 return flight.result[0], False
 
     def waiting(self, key: K) -> int:
         """How many threads wait for the result of `key` now."""
-        with self._lock:
-            flight = self._flights.get(key)
+        state = self._own_state()
+        with state.lock:
+            flight = state.flights.get(key)
             return 0 if flight is None else flight.waiting
 
-    def _lead(self, key: K, flight: _Flight[V], call: Callable[[], V]) -> V:
-        try:
-            value = call()
-            flight.result.append(value)
-            return value
-        finally:
-            with self._lock:
-                del self._flights[key]
-            flight.done.set()
+    def _own_state(self) -> _State[K, V]:
+        if self._state.pid != os.getpid():
+            self._state = _State()
+        return self._state
+
+
+def _lead(state: _State[K, V], key: K, flight: _Flight[V], call: Callable[[], V]) -> V:
+    try:
+        value = call()
+        flight.result.append(value)
+        return value
+    finally:
+        with state.lock:
+            del state.flights[key]
+        flight.done.set()

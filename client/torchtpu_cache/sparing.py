@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from typing import Final
 
@@ -11,8 +12,17 @@ from torchtpu_cache_core.clock import SYSTEM_CLOCK, Clock
 _PAUSE_SECONDS: Final = 60.0
 
 
+class _State:
+    """Of one process: the thread that may have held the lock is not there in a forked child to give it back."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.lock = threading.Lock()  # guards said
+        self.said: dict[str, float] = {}
+
+
 class SparingLog:
-    """Passes the first warning of a topic on, then at most one a minute. Thread-safe.
+    """Passes the first warning of a topic on, then at most one a minute. Thread-safe, and safe to use after a fork.
 
     Topics must be bounded: a tier and a kind of failure, never a key or a path.
     """
@@ -20,14 +30,19 @@ class SparingLog:
     def __init__(self, log: logging.Logger, clock: Clock = SYSTEM_CLOCK) -> None:
         self._log = log
         self._clock = clock
-        self._lock = threading.Lock()  # guards _said
-        self._said: dict[str, float] = {}
+        self._state = _State()
 
     def warning(self, topic: str, message: str, *arguments: object) -> None:
         """Logs `message` unless its topic was heard within the last minute."""
         now = self._clock.monotonic()
-        with self._lock:
-            if now - self._said.get(topic, float("-inf")) < _PAUSE_SECONDS:
+        state = self._own_state()
+        with state.lock:
+            if now - state.said.get(topic, float("-inf")) < _PAUSE_SECONDS:
                 return
-            self._said[topic] = now
+            state.said[topic] = now
         self._log.warning(message, *arguments)
+
+    def _own_state(self) -> _State:
+        if self._state.pid != os.getpid():
+            self._state = _State()
+        return self._state

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from support.forking import succeeds_in_fork
 from support.waiting import wait_until
 from torchtpu_cache.later import Later
 from torchtpu_cache.sparing import SparingLog
@@ -143,3 +144,11 @@ def test_a_topic_is_heard_once_a_minute(caplog: pytest.LogCaptureFixture) -> Non
     clock.advance(61)
     log.warning("disk.full", "still full")
     assert caplog.records[-1].getMessage() == "still full"
+
+
+# A fork of a threaded process is what is tried here.
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_warns_though_a_thread_of_its_parent_was_about_to() -> None:
+    log = SparingLog(logging.getLogger("test"), ManualClock())
+    with log._state.lock:  # as a thread holds it that the fork leaves behind
+        assert succeeds_in_fork(lambda: log.warning("disk.io", "broken"))

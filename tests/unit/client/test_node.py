@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.fakes import FailingStore, FakeCompiler, FakeLoaded, RawResolver, request, target
+from support.forking import succeeds_in_fork
 from support.waiting import rewrite
 from torchtpu_cache.compilers.base import Compiled
 from torchtpu_cache.counters import Counters, Tier
@@ -355,10 +356,9 @@ def test_an_entry_is_kept_where_the_device_was_to_blame() -> None:
 @pytest.fixture
 def spooled(tmp_path: Path) -> Callable[..., tuple[Node, Spool]]:
     def make(remote: Store, **parts: object) -> tuple[Node, Spool]:
-        under_test = node(remote=remote, **parts)
-        spool = Spool(tmp_path / "spool", remote, under_test.counters, limit_bytes=1 << 24)
-        under_test._spool = spool
-        return under_test, spool
+        counters = Counters()
+        spool = Spool(tmp_path / "spool", remote, counters, limit_bytes=1 << 24)
+        return node(remote=remote, spool=spool, counters=counters, **parts), spool
 
     return make
 
@@ -492,9 +492,10 @@ class Gated(MemoryStore):
 
     def __init__(self) -> None:
         super().__init__(limit_bytes=1 << 24)
-        self.gate = threading.Event()
+        self.reached, self.gate = threading.Event(), threading.Event()
 
     def put(self, entry: Entry, attestation: Attestation | None = None) -> PutOutcome:
+        self.reached.set()
         assert self.gate.wait(30)
         return super().put(entry, attestation)
 
@@ -515,7 +516,7 @@ def test_nobody_waits_for_the_disk_and_what_is_not_there_yet_is_found_here(secon
     assert compiled.digest == again.digest == stored.entry.digest
     assert compiled.entry_bytes == stored.entry.size_bytes
     assert under_test.counters.snapshot()["hits"] == {"memory": 1}
-    assert under_test._fresh == {}
+    assert under_test._storing._fresh == {}
 
 
 def test_nobody_waits_for_the_disk_after_a_hit_of_the_remote() -> None:
@@ -566,13 +567,36 @@ def test_what_does_not_load_before_it_is_stored_is_not_stored() -> None:
     assert under_test.counters.snapshot()["failures"] == {"memory.load": 1}
 
 
+# A fork of a threaded process is what is tried here.
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_does_not_keep_what_its_parent_stores() -> None:
+    memory = Gated()
+    under_test = node(memory=memory)
+    keyed = resolve(request(), RawResolver())
+    under_test.publish(keyed, FakeCompiler().compile(request()))
+    assert memory.reached.wait(30)
+
+    def child() -> None:
+        memory.gate = threading.Event()  # a thread that is not here may hold the lock of the other
+        memory.gate.set()
+        assert under_test.find(keyed) is None
+        assert under_test.get_or_compile(request(), FakeCompiler()).tier is Tier.COMPILED
+        assert under_test.flush()
+        assert memory.contains(keyed.key)
+
+    assert succeeds_in_fork(child)
+    assert under_test.find(keyed) is not None
+    memory.gate.set()
+    under_test.flush()
+
+
 def test_what_cannot_be_packed_is_used_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchtpu_cache_core.entry.MAX_EXECUTABLE_BYTES", 10)
     under_test = node()
     result = settled(under_test, request(), FakeCompiler())
     assert (result.tier, result.digest, result.entry_bytes) == (Tier.COMPILED, None, 0)
     assert under_test.counters.snapshot()["not_published"] == {"unpackable": 1}
-    assert under_test._fresh == {}
+    assert under_test._storing._fresh == {}
 
 
 def test_an_end_in_order_stores_what_waits() -> None:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from support.forking import succeeds_in_fork
 from support.waiting import wait_until
 from torchtpu_cache_core.singleflight import SingleFlight
 
@@ -94,3 +95,28 @@ def test_a_result_is_not_kept() -> None:
     flights: SingleFlight[str, int] = SingleFlight()
     assert flights.do("key", lambda: 1) == (1, True)
     assert flights.do("key", lambda: 2) == (2, True)
+
+
+# A fork of a threaded process is what is tried here.
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_waits_for_no_flight_of_its_parent() -> None:
+    flights: SingleFlight[str, int] = SingleFlight()
+    began, end = threading.Event(), threading.Event()
+
+    def call() -> int:
+        began.set()
+        assert end.wait(30)
+        return 1
+
+    def child() -> None:
+        assert flights.waiting("key") == 0
+        assert flights.do("key", lambda: 2) == (2, True)
+
+    leader = threading.Thread(target=flights.do, args=("key", call))
+    leader.start()
+    try:
+        assert began.wait(30)
+        assert succeeds_in_fork(child)
+    finally:
+        end.set()
+        leader.join()
