@@ -25,6 +25,7 @@ class Tier(enum.StrEnum):
 @dataclass(slots=True)
 class _Totals:
     requests: int = 0
+    missed: int = 0
     compiled: int = 0
     compile_failures: int = 0
     compile_seconds: float = 0.0
@@ -60,6 +61,14 @@ class Counters:
         """`tier` answered that it has no entry."""
         with self._lock:
             self._totals.misses[tier] += 1
+
+    def missed(self) -> None:
+        """No tier had what was asked for, or none could be asked: it is compiled, and was not bypassed.
+
+        So requests are hits, missed and bypassed together, and those still being looked up.
+        """
+        with self._lock:
+            self._totals.missed += 1
 
     def failure(self, where: str, kind: str) -> None:
         """A tier, the spool or a loader failed: neither hit nor miss."""

@@ -153,7 +153,10 @@ class Node:
         and `publish`. No fault of the cache is ever raised.
         """
         caller = self._caller(load)
-        return self._look_up(keyed, caller) if self.mode.serves else None
+        hit = self._look_up(keyed, caller) if self.mode.serves else None
+        if hit is None:
+            self.counters.missed()
+        return hit
 
     def compiled(self, keyed: Keyed, compile_seconds: float) -> None:
         """Takes note that the caller compiled what `find` had not."""
@@ -266,6 +269,7 @@ class Node:
         return hit
 
     def _compile(self, resolved: ResolvedRequest, ask: _Ask) -> Result:
+        self.counters.missed()
         compiled = self._run(ask)
         self.compiled(resolved, compiled.compile_seconds)
         loaded = ask.caller.loaded(compiled.executable)  # what does not load is not shared

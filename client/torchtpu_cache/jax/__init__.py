@@ -21,7 +21,8 @@ def enable() -> bool:
     """Has JAX ask this cache before it compiles. Enabling twice is harmless.
 
     To be called before the first computation and after flags are set: what `XLA_FLAGS` and the like say now counts
-    for every program, and where they change later, programs are compiled without the cache.
+    for every program, and where they change later, programs are compiled without the cache. What JAX has compiled
+    before is not in the cache; one warning says so, where the release of JAX can tell (after 0.4.30).
 
     Returns:
         Whether JAX asks now. False, with one warning, where this release of JAX does not take it, and where the mode
@@ -43,7 +44,27 @@ def disable() -> None:
 
 
 def stats() -> dict[str, Any]:
-    """What this process's cache counted: `hits` by tier, `compiled`, `bypassed` by reason, `seconds_saved` and more."""
+    """What this process's cache counted since it was first enabled, also after `disable`; zeros before.
+
+    Programs are counted in three ways. What was asked for: `requests` = all `hits` + `missed` + all `bypassed`, but
+    for what is being looked up in this moment. What was compiled: `missed` + all `bypassed` = `compiled` +
+    `compile_failures`, but for what is being compiled. And what becomes of it, below. Where a key has labels, its value
+    is a count for each that occurred.
+
+    - `requests`: programs that JAX asked for.
+    - `hits`: by tier (`memory`, `disk`, `remote`), loaded by JAX.
+    - `missed`: looked up, and had nowhere; under the mode `record` all that are not bypassed.
+    - `bypassed`: by reason, compiled without the cache.
+    - `compiled`, `compile_failures`: programs that XLA made, and those that it refused.
+    - `compile_seconds`, `seconds_saved`: what compiles took, and what hits spared, less what they took.
+    - `misses`: by tier that was asked and had no entry.
+    - `failures`: by `tier.kind`; a tier that failed is no miss.
+    - `skipped`: by `tier.reason`, tiers that were not asked.
+    - `published`: by the remote's answer to an upload (`created`, `same`, `conflict`).
+    - `not_published`: by reason, what was compiled and is not shared: `cheap` took less than 10 ms to compile, and
+      stays on its machine.
+    - `waiting`: entries on this machine's disk that wait for the remote now, those of other jobs among them.
+    """
     from torchtpu_cache.jax import plug
 
     return plug.stats()

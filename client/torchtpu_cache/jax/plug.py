@@ -68,6 +68,7 @@ _lock = threading.Lock()  # guards _plugged; held while JAX is changed
 _plugged: _Plug | None = None
 _warned = False
 _speaks_at_exit = False
+_was_enabled = False  # in this process or the one that it was forked from
 
 
 def enable() -> bool:
@@ -84,18 +85,26 @@ def enable() -> bool:
 
 
 def _enable(jax: Any) -> bool:
-    global _plugged, _speaks_at_exit
+    global _plugged, _speaks_at_exit, _was_enabled
     with _lock:
         if _plugged is not None:
             return True
+        if not _speaks_at_exit:  # before there is an assembly, so that its uploads are awaited before this runs
+            atexit.register(_say_at_exit, os.getpid())
+        _speaks_at_exit = True
         if api.default_assembly().config.mode is Mode.OFF:
             _log.info("the mode is off: JAX is left as it is")
             return False
-        _plugged = _put_in(jax, _needed(jax))
-        if not _speaks_at_exit:
-            atexit.register(_say_at_exit, os.getpid())
-        _speaks_at_exit = True
-        return True
+        needed = _needed(jax)
+        has_compiled = not _was_enabled and _has_compiled()
+        _plugged = _put_in(jax, needed)
+        _was_enabled = True
+    if has_compiled:
+        _log.warning(
+            "JAX compiled programs before torchtpu_cache.jax.enable(), without the cache;"
+            " call it before the first computation"
+        )
+    return True
 
 
 def _warn_once(message: str) -> None:
@@ -116,9 +125,11 @@ def disable() -> None:
 
 def stats() -> dict[str, Any]:
     """As `torchtpu_cache.jax.stats` says."""
-    with _lock:
-        used = _plugged is not None
-    return (api.default_assembly().node.counters if used else Counters()).snapshot()
+    if not _was_enabled:
+        return {**Counters().snapshot(), "waiting": 0}
+    assembly = api.default_assembly()
+    waiting = 0 if assembly.spool is None else assembly.spool.stats().entries
+    return {**assembly.node.counters.snapshot(), "waiting": waiting}
 
 
 def _import_jax() -> Any:
@@ -189,6 +200,12 @@ def _take_out(jax: Any, plug: _Plug) -> None:
         jax.config.update(name, value)
 
 
+def _has_compiled() -> bool:
+    """Whether JAX has compiled anything in this process; False where a release (0.4.30) cannot tell."""
+    # Set when JAX first compiles, cache or none, and otherwise of no concern here: a release may drop it.
+    return bool(getattr(importlib.import_module(_CACHE), "_cache_checked", False))
+
+
 def _release(jax: Any) -> Release:
     import jaxlib.version
 
@@ -223,16 +240,19 @@ def _environ_at_start() -> dict[str, str]:
 
 
 def _say_at_exit(pid: int) -> None:
-    if _plugged is None or pid != os.getpid():
-        return
-    totals = stats()
-    hits = ", ".join(f"{tier} {count}" for tier, count in totals["hits"].items()) or "none"
-    bypassed = ", ".join(f"{reason} {count}" for reason, count in totals["bypassed"].items()) or "none"
-    _log.info(
-        "programs of JAX: %d asked for; hits: %s; compiled: %d; bypassed: %s; about %.1f s saved",
-        totals["requests"],
-        hits,
-        totals["compiled"],
-        bypassed,
-        totals["seconds_saved"],
+    if _was_enabled and pid == os.getpid():
+        _log.info("%s", _summary(stats()))
+
+
+def _summary(totals: Mapping[str, Any]) -> str:
+    """The figures of a job in one line; those before the semicolon are all that was asked for."""
+
+    def listed(name: str) -> str:
+        return ", ".join(f"{label} {count}" for label, count in totals[name].items()) or "none"
+
+    return (
+        f"JAX asked for {totals['requests']} programs: hits: {listed('hits')}, missed: {totals['missed']},"
+        f" bypassed: {listed('bypassed')}; compiled {totals['compiled']} in {totals['compile_seconds']:.1f} s,"
+        f" about {totals['seconds_saved']:.1f} s saved; published: {listed('published')},"
+        f" not published: {listed('not_published')}, waiting for the remote: {totals['waiting']}"
     )

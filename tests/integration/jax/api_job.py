@@ -88,6 +88,7 @@ def disabling():
     first = one()
     assert torchtpu_cache.jax.stats()["requests"] == 1
     torchtpu_cache.jax.disable()
+    assert torchtpu_cache.jax.stats()["requests"] == 1, "the last figures stay"
     assert functions() == before
     assert dict(jax.config.values) == flags
     compiler.compile_or_get_cached = kept
@@ -100,6 +101,8 @@ def disabling():
     one()
     assert (counted("requests"), counted("compiled")) == (2, 1)
     torchtpu_cache.jax.disable()
+    if hasattr(compilation_cache, "_cache_checked"):  # JAX had compiled, see `not_asked`, which is said once
+        assert sum("before torchtpu_cache.jax.enable()" in said for said in SAID) == 1, SAID
 
 
 def compressors():

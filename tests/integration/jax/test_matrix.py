@@ -92,6 +92,7 @@ def test_a_second_machine_compiles_nothing_and_bad_entries_are_replaced(
     assert cold["stats"]["misses"] == {"memory": 3, "disk": 3, "remote": 3}
     assert cold["stats"]["compiled"] == 4
     assert cold["stats"]["bypassed"] == {"host_callback": 1}
+    assert (cold["stats"]["requests"], cold["stats"]["missed"]) == (4, 3)
     assert cold["outputs"]["callback"] == "sin"
     check_headers(a, cold["jax"])
 
@@ -99,6 +100,7 @@ def test_a_second_machine_compiles_nothing_and_bad_entries_are_replaced(
     assert second["stats"]["hits"] == {"remote": 3}
     assert second["stats"]["compiled"] == 1  # what calls back
     assert second["stats"]["failures"] == {}
+    assert (second["stats"]["requests"], second["stats"]["missed"]) == (4, 0)
     assert second["outputs"]["callback"] == "cos"
     assert second["outputs"]["programs"] == cold["outputs"]["programs"]
 

@@ -342,3 +342,27 @@ def test_the_page_has_every_reason_of_the_adapter() -> None:
 def test_the_page_has_every_private_name_and_flag() -> None:
     assert set(first_column("functions")) == {f"{module}.{name}" for module, name, _ in plug.NEEDED}
     assert first_column("flags") == list(plug.FLAGS)
+
+
+def test_the_page_has_every_key_of_the_figures() -> None:
+    named = set(first_column("stats"))
+    assert named == set(torchtpu_cache.jax.stats())
+    told = torchtpu_cache.jax.stats.__doc__ or ""
+    assert {name for name in named if f"`{name}`" not in told} == set()
+
+
+def test_the_line_at_the_end_says_what_came_from_where() -> None:
+    figures = torchtpu_cache.jax.stats() | {
+        "requests": 9,
+        "hits": {"disk": 3, "remote": 2},
+        "missed": 3,
+        "bypassed": {"host_callback": 1},
+        "compiled": 4,
+        "compile_seconds": 7.25,
+        "not_published": {"cheap": 2},
+        "published": {"created": 1},
+    }
+    assert plug._summary(figures) == (
+        "JAX asked for 9 programs: hits: disk 3, remote 2, missed: 3, bypassed: host_callback 1; compiled 4 in 7.2 s,"
+        " about 0.0 s saved; published: created 1, not published: cheap 2, waiting for the remote: 0"
+    )
