@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
-from torchtpu_cache_core.canonical.files import PLAIN, noting_files
+from torchtpu_cache_core.canonical.files import PLAIN, Noted
 from torchtpu_cache_core.errors import Bypass
 from torchtpu_cache_core.key import SCHEME, Component, key_of
 
@@ -198,8 +198,9 @@ class ResolvedRequest:
             return
         from torchtpu_cache_core.canonical.options import options_components
 
-        with noting_files() as noted:
-            options = options_components(request.options, position_independent=request.target.position_independent)
+        noted: Noted = {}
+        independent = request.target.position_independent
+        options = options_components(request.options, position_independent=independent, noted=noted)
         if not set(options) <= set(self.components) or tuple(sorted(noted.items())) != self.files:
             raise Bypass("environment_changed", "a file that an option names changed during the compile")
 
@@ -223,8 +224,9 @@ def resolve(request: Request, resolver: ProgramResolver) -> ResolvedRequest:
     from torchtpu_cache_core.canonical.options import options_components
 
     program = resolver.resolve(request.program)
-    with noting_files() as noted:
-        options = options_components(request.options, position_independent=request.target.position_independent)
+    noted: Noted = {}
+    independent = request.target.position_independent
+    options = options_components(request.options, position_independent=independent, noted=noted)
     components = (
         Component.of("scheme", SCHEME),
         Component.of("executable_format", request.executable_format),

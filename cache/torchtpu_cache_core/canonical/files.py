@@ -6,13 +6,10 @@ noted with what `stat` says of it, and held against what it says after the compi
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterator
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Final
 
@@ -29,32 +26,19 @@ PLAIN: Final = re.compile(r"true|false|[+-]?[0-9]{1,32}(\.[0-9]{0,32})?([eE][+-]
 
 _LOOKS_READ: Final = re.compile(r"(^|(?<= ))(content|folder):sha256:[0-9a-f]{64}( literal)*\Z")
 
-_noted: ContextVar[dict[str, Signature] | None] = ContextVar("noted files", default=None)
+Noted = dict[str, Signature]
+"""Files and folders that were read, by the path that names each, with what `stat` said of them then."""
 
 
-@contextlib.contextmanager
-def noting_files() -> Iterator[dict[str, Signature]]:
-    """Notes each file and folder that is read in the block, by the path that names it."""
-    noted: dict[str, Signature] = {}
-    token = _noted.set(noted)
-    try:
-        yield noted
-    finally:
-        _noted.reset(token)
-
-
-def _note(path: str, status: os.stat_result) -> None:
-    noted = _noted.get()
-    if noted is not None:
-        noted[path] = signature_of(status)
-
-
-def file_value(flag: str, value: str) -> str:
+def file_value(flag: str, value: str, noted: Noted | None = None) -> str:
     """The value of a flag, with the content of the file that it names, if it names one.
 
     A flag of `rules.FILE_FLAGS` is reduced to the content of its file or folder, so that another path to equal bytes
     gives an equal key. Any other value is kept, and the content of a file of that name is added. No value that names
     no file gets a text that one which does could get.
+
+    Args:
+        noted: gets what is read.
 
     Raises:
         Bypass: the file is there but cannot be read, or is over a limit.
@@ -69,10 +53,10 @@ def file_value(flag: str, value: str) -> str:
             raise _unreadable(flag, value) from None
         return _literal(value)
     if stat.S_ISREG(mode):
-        content = f"content:sha256:{_digest(flag, value)}"
+        content = f"content:sha256:{_digest(flag, value, noted)}"
         return content if known else f"{value} {content}"
     if stat.S_ISDIR(mode) and known:
-        return f"folder:sha256:{_folder_digest(flag, value)}"
+        return f"folder:sha256:{_folder_digest(flag, value, noted)}"
     # A folder under an unknown flag is a place to write far more often than an input, and its listing never rests.
     return _literal(value)
 
@@ -82,15 +66,19 @@ def _literal(value: str) -> str:
     return f"{value} literal" if _LOOKS_READ.search(value) else value
 
 
-def read_flag_file(flag: str, path: str) -> bytes:
+def read_flag_file(flag: str, path: str, noted: Noted | None = None) -> bytes:
     """The content of a file that a flag or variable names.
+
+    Args:
+        noted: gets what is read.
 
     Raises:
         Bypass: it cannot be read, or is over 256 MiB.
     """
     try:
         with open_regular(path, follows_links=True) as file:
-            _note(path, os.fstat(file.fileno()))
+            if noted is not None:
+                noted[path] = signature_of(os.fstat(file.fileno()))
             content = file.read(MAX_FLAG_FILE_BYTES + 1)
     except (OSError, ValueError):
         raise _unreadable(flag, path) from None
@@ -99,13 +87,14 @@ def read_flag_file(flag: str, path: str) -> bytes:
     return content
 
 
-def _digest(flag: str, path: str) -> str:
-    return hashlib.sha256(read_flag_file(flag, path)).hexdigest()
+def _digest(flag: str, path: str, noted: Noted | None) -> str:
+    return hashlib.sha256(read_flag_file(flag, path, noted)).hexdigest()
 
 
-def _folder_digest(flag: str, path: str) -> str:
+def _folder_digest(flag: str, path: str, noted: Noted | None) -> str:
     try:
-        _note(path, Path(path).stat())
+        if noted is not None:
+            noted[path] = signature_of(Path(path).stat())
         names = sorted(entry.name for entry in os.scandir(path) if entry.is_file())
     except OSError:
         raise _unreadable(flag, path) from None
@@ -114,7 +103,7 @@ def _folder_digest(flag: str, path: str) -> str:
     listing = hashlib.sha256()
     for name in names:
         raw = os.fsencode(name)
-        listing.update(b"%d:%s%s" % (len(raw), raw, _digest(flag, f"{path}/{name}").encode()))
+        listing.update(b"%d:%s%s" % (len(raw), raw, _digest(flag, f"{path}/{name}", noted).encode()))
     return listing.hexdigest()
 
 
