@@ -23,7 +23,7 @@ from torchtpu_cache_core.names import DEFAULT_NAMESPACE
 from torchtpu_cache_core.request import ResolvedRequest, resolve
 from torchtpu_cache_core.stores.disk import DiskStore
 from torchtpu_cache_core.stores.memory import MemoryStore
-from torchtpu_cache_core.stores.wrap import LatencyStore
+from torchtpu_cache_core.testing.latency import LatencyStore
 
 PROCESSES = 4
 PROGRAMS = 1000

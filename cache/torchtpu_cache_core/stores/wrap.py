@@ -109,44 +109,6 @@ class CheckedStore(Wrapper):
         return self._inner.put(entry, attestation)
 
 
-class LatencyStore(Wrapper):
-    """Waits before every operation, as a store far away does; for tests and for trying out a remote's worth.
-
-    Args:
-        seconds: how long.
-        sleep: waits; handed in so that a test need not.
-    """
-
-    def __init__(self, inner: Store, *, seconds: float, sleep: Callable[[float], None] = time.sleep) -> None:
-        super().__init__(inner)
-        self._seconds = seconds
-        self._sleep = sleep
-
-    def get(self, key: Key) -> Stored | None:
-        self._sleep(self._seconds)
-        return super().get(key)
-
-    def put(self, entry: Entry, attestation: Attestation | None = None) -> PutOutcome:
-        self._sleep(self._seconds)
-        return super().put(entry, attestation)
-
-    def contains(self, key: Key) -> bool:
-        self._sleep(self._seconds)
-        return super().contains(key)
-
-    def delete(self, key: Key) -> bool:
-        self._sleep(self._seconds)
-        return super().delete(key)
-
-    def iterate(self) -> Iterator[EntryInfo]:
-        self._sleep(self._seconds)
-        return super().iterate()
-
-    def stats(self) -> StoreStats:
-        self._sleep(self._seconds)
-        return super().stats()
-
-
 class RetryStore(Wrapper):
     """Asks again where a retry may help (`StoreUnavailable`), with growing, jittered pauses.
 

@@ -22,9 +22,10 @@ from torchtpu_cache_core.manifest import Attestation
 from torchtpu_cache_core.names import DEFAULT_NAMESPACE
 from torchtpu_cache_core.store import PutOutcome, Store
 from torchtpu_cache_core.stores.memory import MemoryStore
-from torchtpu_cache_core.stores.wrap import LatencyStore, Wrapper
+from torchtpu_cache_core.stores.wrap import Wrapper
 from torchtpu_cache_core.testing.clock import ManualClock
 from torchtpu_cache_core.testing.entries import key_for
+from torchtpu_cache_core.testing.latency import LatencyStore
 
 LATE_SECONDS = 0.5
 COMPILE_SECONDS = 1.0

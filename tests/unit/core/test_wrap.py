@@ -19,9 +19,10 @@ from torchtpu_cache_core.errors import (
 from torchtpu_cache_core.names import Key
 from torchtpu_cache_core.store import EntryInfo, PutStatus, Store, Stored, StoreStats
 from torchtpu_cache_core.stores.memory import MemoryStore
-from torchtpu_cache_core.stores.wrap import CheckedStore, LatencyStore, MeteredStore, ReadOnlyStore, RetryStore, Wrapper
+from torchtpu_cache_core.stores.wrap import CheckedStore, MeteredStore, ReadOnlyStore, RetryStore, Wrapper
 from torchtpu_cache_core.testing.clock import ManualClock
 from torchtpu_cache_core.testing.entries import corruptions, entry_for
+from torchtpu_cache_core.testing.latency import LatencyStore
 
 _ENTRY = entry_for("wrapped")
 
