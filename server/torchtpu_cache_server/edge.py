@@ -69,11 +69,17 @@ class Edge:
         return Refusal(500, ProblemKind.INTERNAL, detail, closes=True)
 
     def note_failure(self, error: CacheError, *, uploading: bool = False) -> None:
-        """Counts an error if it is the service's own, and logs it, with its cause, within bounds."""
+        """Counts an error if it is the service's own, and logs it, with its cause, within bounds.
+
+        What the operating system refused is one line: it names the file, and where in the code tells no more.
+        """
         if is_failure(error, uploading=uploading):
             self.metrics.failure(error.kind if isinstance(error, StoreError) else FailureKind.SERVER_ERROR)
             if self.health.failed():
-                _log.error("a request failed: %s", error, exc_info=error)
+                if isinstance(error.__cause__, OSError):
+                    _log.error("a request failed: %s (%s)", error, error.__cause__)
+                else:
+                    _log.error("a request failed: %s", error, exc_info=error)
 
     async def body_piece(self, receive: Callable[[], Any], idle_seconds: float | None = None) -> tuple[bytes, bool]:
         """The next piece of the request's body, and whether more follows.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -277,6 +278,18 @@ def test_what_nobody_expected_is_logged_and_not_told(
             assert request_id in caplog.text
 
     asyncio.run(run())
+
+
+def test_what_the_disk_refuses_is_one_line_of_the_log(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        with house.files.failing(Fault(call="open", error=errno.EROFS)):
+            assert await house.peer().put(_LARGE, *_pieces(_LARGE)) == 507
+
+    asyncio.run(run())
+    [record] = caplog.records
+    assert record.exc_info is None
+    assert os.strerror(errno.EROFS) in record.getMessage()
+    assert "\n" not in record.getMessage()
 
 
 def test_a_delete_of_a_peer_that_is_gone_does_nothing(house: House) -> None:
