@@ -22,15 +22,14 @@ from torchtpu_cache_core.names import DEFAULT_NAMESPACE, Digest, Key
 from torchtpu_cache_core.stores.disk import ACCESS_MARK_SECONDS
 from torchtpu_cache_core.stores.files import FILES
 from torchtpu_cache_core.stores.layout import Layout, shard_of
-from torchtpu_cache_core.stores.reading import charged_bytes, rounded_bytes
+from torchtpu_cache_core.stores.reading import occupied_bytes, rounded_bytes
 from torchtpu_cache_core.stores.room import DiskLimits, Room
 from torchtpu_cache_core.stores.shards import Shards
 from torchtpu_cache_core.testing.clock import ManualClock
 from torchtpu_cache_core.testing.entries import components_for, key_for
 from torchtpu_cache_server.admission import Admission, Limits
 from torchtpu_cache_server.blobs.files import FileBucket
-from torchtpu_cache_server.index.base import EntryName, Record
-from torchtpu_cache_server.index.base import charged_bytes as charged_by_service
+from torchtpu_cache_server.index.base import EntryName, Record, charged_bytes
 from torchtpu_cache_server.index.sqlite import SqliteIndex
 
 BEGIN_SECONDS: Final = 1_700_000_000.0
@@ -115,7 +114,7 @@ class DiskTier(Tier):
             file.truncate(program.size_bytes)
             file.flush()
             os.utime(file.fileno(), (now, now))
-            self._room.settle(shard, self.charge(program), charged_bytes(os.fstat(file.fileno())))
+            self._room.settle(shard, self.charge(program), occupied_bytes(os.fstat(file.fileno())))
 
 
 class ServiceTier(Tier):
@@ -132,7 +131,7 @@ class ServiceTier(Tier):
 
     @staticmethod
     def charge(program: Program) -> int:
-        return charged_by_service(program.size_bytes)
+        return charged_bytes(program.size_bytes)
 
     def _evict(self, record: Record) -> None:
         self._index.remove(*record.name)

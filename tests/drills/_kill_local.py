@@ -26,7 +26,7 @@ from torchtpu_cache_core.stores.disk import DiskStore
 from torchtpu_cache_core.stores.layout import Layout, temp_name
 from torchtpu_cache_core.stores.ledger import Ledger
 from torchtpu_cache_core.stores.machine_key import machine_key
-from torchtpu_cache_core.stores.reading import charged_bytes
+from torchtpu_cache_core.stores.reading import occupied_bytes
 from torchtpu_cache_core.testing.clock import ManualClock
 from torchtpu_cache_core.testing.entries import entry_for
 
@@ -133,7 +133,7 @@ class _Disk(Kind):
         known = entries | {layout.account, self.root / "machine.key"} | self.foreign()
         self.found_leftovers((path for path in files if path.parent != layout.quarantine), known, self.root)
         ledger = self.ledger()
-        size = sum(charged_bytes(path.lstat()) for path in entries)
+        size = sum(occupied_bytes(path.lstat()) for path in entries)
         stats = store.stats()
         if ledger is None or any(ledger.reservations) or any(ledger.reserved_bytes):
             tally.account_off.append("room is reserved for nobody")

@@ -46,7 +46,7 @@ from torchtpu_cache_core.stores.immutable import immutable
 from torchtpu_cache_core.stores.layout import SHARDS, Layout, shard_of
 from torchtpu_cache_core.stores.listing import entry_info
 from torchtpu_cache_core.stores.machine_key import known_here
-from torchtpu_cache_core.stores.reading import OpenFile, charged_bytes, opened, read_entry, read_header, rounded_bytes
+from torchtpu_cache_core.stores.reading import OpenFile, occupied_bytes, opened, read_entry, read_header, rounded_bytes
 
 # What only writes and housekeeping need is imported when they first happen: most jobs read.
 if TYPE_CHECKING:
@@ -297,7 +297,7 @@ class DiskStore(Store):
             except FileNotFoundError:
                 return False
             self._files.sync_folder(path.parent)
-            self._room.removed(shard_of(key), charged_bytes(status))
+            self._room.removed(shard_of(key), occupied_bytes(status))
             return True
 
     def set_aside(self, key: Key, reason: CorruptReason) -> bool:
@@ -322,7 +322,7 @@ class DiskStore(Store):
         except OSError:
             return False
         if stat.S_ISREG(found.st_mode):
-            self._room.removed(shard_of(key), charged_bytes(found))
+            self._room.removed(shard_of(key), occupied_bytes(found))
         return True
 
     # ---- housekeeping ----------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from torchtpu_cache_core.entry import Entry
 from torchtpu_cache_core.errors import CorruptEntry, CorruptReason
 from torchtpu_cache_core.stores.files import Files
 from torchtpu_cache_core.stores.layout import temp_name
-from torchtpu_cache_core.stores.reading import charged_bytes
+from torchtpu_cache_core.stores.reading import occupied_bytes
 
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK})
 _WRITE_BYTES: Final = 8 << 20
@@ -58,7 +58,7 @@ def publish(files: Files, path: Path, entry: Entry, block: bytes, *, accessed_se
                 return None
             if sync:
                 _sync_folder_of(files, path)
-            return charged_bytes(status)
+            return occupied_bytes(status)
     finally:
         files.let_go(fd)
 

@@ -15,7 +15,7 @@ from torchtpu_cache_core.clock import Clock
 from torchtpu_cache_core.errors import CorruptReason
 from torchtpu_cache_core.names import Key
 from torchtpu_cache_core.stores.files import Files
-from torchtpu_cache_core.stores.reading import charged_bytes
+from torchtpu_cache_core.stores.reading import occupied_bytes
 
 MAX_FILES: Final = 64
 MAX_BYTES: Final = 256 << 20
@@ -95,4 +95,4 @@ class Quarantine:
 
     @staticmethod
     def _charge(status: os.stat_result) -> int | None:
-        return charged_bytes(status) if stat.S_ISREG(status.st_mode) else None
+        return occupied_bytes(status) if stat.S_ISREG(status.st_mode) else None

@@ -34,7 +34,7 @@ BLOCK_BYTES: Final = 4096
 _NOT_A_FILE: Final = frozenset({errno.ELOOP, errno.ENXIO, errno.ENODEV})  # a symbolic link, a socket, a device
 
 
-def charged_bytes(status: os.stat_result) -> int:
+def occupied_bytes(status: os.stat_result) -> int:
     """What a file counts for: its blocks, and at least its size rounded up to one, for some file systems allocate
     late or not at all."""
     return max(status.st_blocks * 512, rounded_bytes(status.st_size))

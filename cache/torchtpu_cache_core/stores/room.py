@@ -107,19 +107,19 @@ class Room:
             self.settle(shard, size_bytes, None)
             raise
 
-    def settle(self, shard: int, reserved_bytes: int, charged_bytes: int | None) -> None:
+    def settle(self, shard: int, reserved_bytes: int, occupied_bytes: int | None) -> None:
         """Ends a reservation, with what the new entry counts for, or None if there is none."""
 
         def change(ledger: Ledger) -> None:
             ledger.release(shard, reserved_bytes)
-            if charged_bytes is not None:
-                ledger.add(shard, charged_bytes)
+            if occupied_bytes is not None:
+                ledger.add(shard, occupied_bytes)
 
         self._adjust(change)
 
-    def removed(self, shard: int, charged_bytes: int) -> None:
+    def removed(self, shard: int, occupied_bytes: int) -> None:
         """An entry went, by whatever way."""
-        self._adjust(lambda ledger: ledger.remove(shard, charged_bytes))
+        self._adjust(lambda ledger: ledger.remove(shard, occupied_bytes))
 
     def evict(self, need_bytes: int, need_entries: int, *, spare_bytes: int = 0, spare_entries: int = 0) -> Excess:
         """Removes the least worth of a sample of bounded size; gives what is still over the limits.

@@ -19,7 +19,7 @@ from torchtpu_cache_core.stores.failures import has_no_locks
 from torchtpu_cache_core.stores.files import Files
 from torchtpu_cache_core.stores.layout import Layout, is_temp, key_named, shard_named
 from torchtpu_cache_core.stores.ledger import ShardScan
-from torchtpu_cache_core.stores.reading import charged_bytes, opened, read_header
+from torchtpu_cache_core.stores.reading import occupied_bytes, opened, read_header
 
 LEFTOVER_SECONDS: Final = 60.0
 """A temporary file this old is looked at; it goes only if no living writer holds its lock. The age covers the moment
@@ -89,7 +89,7 @@ class Shards:
             if not stat.S_ISREG(status.st_mode) or (key is None and not is_temp(name)):
                 foreign.append(name)
             elif key is not None:
-                keys[key] = charged_bytes(status)
+                keys[key] = occupied_bytes(status)
             else:
                 match self._collect(folder / name, abs(self._clock.time() - status.st_mtime)):
                     case _Leftover.LIVE:
@@ -97,7 +97,7 @@ class Shards:
                     case _Leftover.COLLECTED:
                         collected += 1
                     case _Leftover.STAYS:
-                        leftover_bytes += charged_bytes(status)
+                        leftover_bytes += occupied_bytes(status)
         return Inventory(keys, leftover_bytes, collected, live, foreign)
 
     def keys(self) -> Iterator[Key]:
@@ -157,7 +157,7 @@ class Shards:
             seconds, stored, accessed = header.compile_seconds, header.created_seconds, status.st_mtime
         return Candidate(
             item=key,
-            size_bytes=charged_bytes(status),
+            size_bytes=occupied_bytes(status),
             compile_seconds=seconds,
             stored_seconds=stored,
             accessed_seconds=accessed,

@@ -25,7 +25,7 @@ from torchtpu_cache_core.errors import FailureKind, StoreError, StoreRefused, St
 from torchtpu_cache_core.identity import signature_of
 from torchtpu_cache_core.stores.failures import store_error, translated
 from torchtpu_cache_core.stores.files import Files
-from torchtpu_cache_core.stores.reading import charged_bytes
+from torchtpu_cache_core.stores.reading import occupied_bytes
 from torchtpu_cache_server.blobs.bucket import (
     Bucket,
     BucketCapabilities,
@@ -241,7 +241,7 @@ class FileBucket(Bucket):
         ]
         left_bytes = _MAX_QUARANTINED_BYTES
         for number, (path, status) in enumerate(sorted(statuses, key=lambda pair: -pair[1].st_ctime_ns)):
-            left_bytes -= charged_bytes(status)
+            left_bytes -= occupied_bytes(status)
             if number >= _MAX_QUARANTINED or left_bytes < 0:
                 self._files.unlink(path)
 
