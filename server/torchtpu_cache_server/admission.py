@@ -74,7 +74,7 @@ class Admission:
         self._taken_entries = 0
 
     @contextlib.contextmanager
-    def reserve(self, size_bytes: int) -> Iterator[Room]:
+    def reserve(self, size_bytes: int) -> Iterator[Reservation]:
         """Room for one entry while the block runs. Nothing is evicted for what is only announced.
 
         Raises:
@@ -85,7 +85,7 @@ class Admission:
         self.check_size(size_bytes)
         if self._is_tight(charged_bytes(size_bytes), 1):
             self._check_evictable(charged_bytes(size_bytes))
-        room = Room(self)
+        room = Reservation(self)
         try:
             yield room
         finally:
@@ -152,7 +152,7 @@ class Admission:
         return victims
 
 
-class Room:
+class Reservation:
     """What one entry has taken so far. One thread at a time. Both methods raise what `Admission.reserve` does, and
     StoreFull when as many entries were evicted as may be for this one, and it is still too tight."""
 

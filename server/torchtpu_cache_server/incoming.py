@@ -12,7 +12,7 @@ from torchtpu_cache_core.errors import CorruptEntry, CorruptReason, StoreUnavail
 from torchtpu_cache_core.manifest import Manifest
 from torchtpu_cache_core.names import Digest, Key
 from torchtpu_cache_core.store import PutStatus
-from torchtpu_cache_server.admission import Room
+from torchtpu_cache_server.admission import Reservation
 from torchtpu_cache_server.blobs.bucket import Staged
 
 Publish = Callable[[Header], tuple[PutStatus, Manifest]]
@@ -40,7 +40,7 @@ class Incoming(Closing):
         size_bytes: int,
         *,
         max_entry_bytes: int,
-        room: Room,
+        room: Reservation,
         staged: Staged,
         publish: Publish,
         held: contextlib.ExitStack,
