@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from support.clean import clean_folder
 from support.figures import Figure, Size
-from support.rig import median, private, program, rigged
+from support.rig import median_or_nan, private, program, rigged
 from support.served import Served, launch
 from support.wallclock import YEAR, JumpingClock, PreloadedClock, preloaded
 from torchtpu_cache.counters import Tier
@@ -85,7 +85,7 @@ def _handed_in(folder: Path, size: Size) -> Iterator[Figure]:
         broken |= small.totals()["failures"] | node.totals()["failures"]
         wrong = small.wrong + small.lost + node.wrong + node.lost
     more = {"worst": round(max(taken), 2), "of": len(taken)}
-    yield Figure.at_most("clock_jumps.adds", median(taken), "ms", ADDED_MS, **more)
+    yield Figure.at_most("clock_jumps.adds", median_or_nan(taken), "ms", ADDED_MS, **more)
     yield Figure.none_of("clock_jumps.wrong_or_lost", wrong, len(taken))
     yield Figure.none_of("clock_jumps.hits_lost", len(missed), sum(range(1, 7)), names=missed)
     yield Figure.none_of("clock_jumps.failures", sum(broken.values()), len(taken), kinds=broken)
@@ -171,7 +171,7 @@ def _service(folder: Path, clock: PreloadedClock, size: Size) -> Iterator[Figure
     finally:
         clock.jump(0)
         served.kill()
-    more = {"median_ms": round(median(milliseconds), 2), "findings": wrong[:5]}
+    more = {"median_ms": round(median_or_nan(milliseconds), 2), "findings": wrong[:5]}
     yield Figure.none_of("clock_jumps.service_wrong", len(wrong), len(milliseconds), **more)
 
 

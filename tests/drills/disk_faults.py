@@ -31,7 +31,7 @@ from typing import Any, Final
 from support.clean import clean_folder
 from support.figures import Figure, Size
 from support.mounts import MountRefused, broken_disk, tmpfs
-from support.rig import Rig, median, private, program, rigged
+from support.rig import Rig, median_or_nan, private, program, rigged
 from torchtpu_cache.counters import Tier
 from torchtpu_cache.gate import CREDIT_SECONDS, SHARE
 from torchtpu_cache_core.stores.files import Files
@@ -158,7 +158,7 @@ def _suffer(
         tally.add(node, reader)
         failures = node.totals()["failures"] | {f"reader.{k}": n for k, n in reader.totals()["failures"].items()}
     worst = {"worst": round(max(taken), 2), "of": len(taken), "failures": failures}
-    yield Figure.at_most(f"disk_faults.{name}.adds", median(taken), "ms", ADDED_MS, **worst)
+    yield Figure.at_most(f"disk_faults.{name}.adds", median_or_nan(taken), "ms", ADDED_MS, **worst)
     yield from _found(name, folder, again, tally)
 
 
@@ -205,7 +205,7 @@ def _unreadable(folder: Path, tally: Tally, broken: Broken) -> Iterator[Figure]:
     failed = totals["failures"].get("disk.io", 0)
     more = {"hits": totals["hits"].get("disk", 0), "failures": totals["failures"]}
     yield Figure.at_least("disk_faults.unreadable.struck", failed, "count", 1, **more)
-    yield Figure.at_most("disk_faults.unreadable.adds", median(ms for ms, _ in answers), "ms", ADDED_MS)
+    yield Figure.at_most("disk_faults.unreadable.adds", median_or_nan(ms for ms, _ in answers), "ms", ADDED_MS)
     # Once the disk can be read again, the same entries are hits again.
     with rigged(folder, memory=True, executable_bytes=300_000) as fresh:
         hits = sum(fresh.ask(program(each))[1] is Tier.DISK for each in known)
@@ -228,7 +228,7 @@ def _failing_calls(folder: Path, tally: Tally, size: Size) -> Iterator[Figure]:
             hits = next(iter(_found(name, folder / name, [f"{name} again {i}" for i in range(3)], tally)))
             missing += [] if hits.ok else [name]
     more = {"worst": round(worst[1], 2), "worst_call": worst[0], "of": len(taken)}
-    yield Figure.at_most("disk_faults.failing_call.adds", median(taken), "ms", ADDED_MS, **more)
+    yield Figure.at_most("disk_faults.failing_call.adds", median_or_nan(taken), "ms", ADDED_MS, **more)
     yield Figure.none_of("disk_faults.failing_call.not_stored_again", len(missing), len(CALLS), names=missing)
 
 
@@ -333,5 +333,5 @@ def _folder_removed(folder: Path, tally: Tally) -> Iterator[Figure]:
         node.settle()
         tally.add(node)
     more = {"worst": round(max(taken), 2), "failures": replaced}
-    yield Figure.at_most("disk_faults.folder_removed.adds", median(taken), "ms", ADDED_MS, **more)
+    yield Figure.at_most("disk_faults.folder_removed.adds", median_or_nan(taken), "ms", ADDED_MS, **more)
     yield from _found("folder_removed", home, again, tally)

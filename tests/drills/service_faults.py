@@ -36,7 +36,7 @@ from drills._service_scenarios import FIRST_MS, SCENARIOS, SEED, Scenario
 from support.clean import clean_folder
 from support.faultproxy import Fault, FaultProxy
 from support.figures import Figure, Size
-from support.rig import Rig, median, private, program, rigged
+from support.rig import Rig, median_or_nan, private, program, rigged
 from support.served import Served
 from support.service import running_service, start_service
 from torchtpu_cache.counters import Tier
@@ -59,7 +59,7 @@ CORPUS: Final = Path(__file__).parents[1] / "data" / "corpus"
 
 
 @dataclass(slots=True)
-class Tally:
+class Outcome:
     """What all nodes of the campaign came to. Thread-safe."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -101,13 +101,13 @@ class Ground:
 
     service: Served
     folder: Path
-    tally: Tally
+    outcome: Outcome
     size: Size
 
 
 def run(size: Size) -> Iterator[Figure]:
     with clean_folder(in_memory=True) as folder, running_service(folder / "data") as service:
-        ground = Ground(service, folder, Tally(), size)
+        ground = Ground(service, folder, Outcome(), size)
         _publish_known(ground)
         recoveries = [] if size is Size.SHORT else [_away_for_a_minute(ground)]
         for scenario in SCENARIOS:
@@ -122,7 +122,7 @@ def run(size: Size) -> Iterator[Figure]:
             yield from recovery.figures()
         if size is Size.FULL:
             yield from _command_line(ground)
-        yield from ground.tally.figures()
+        yield from ground.outcome.figures()
 
 
 def known(number: int) -> str:
@@ -135,7 +135,7 @@ def _publish_known(ground: Ground) -> None:
         for number in range(KNOWN):
             other.ask(program(known(number)))
         assert other.node.drain(30.0) == 0
-        ground.tally.add(other)
+        ground.outcome.add(other)
 
 
 # ---- one fault after another -----------------------------------------------------------------------------------------
@@ -156,19 +156,20 @@ def _suffer(scenario: Scenario, ground: Ground, recovery: Recovery) -> Iterator[
             with scenario.breaks(proxy):
                 # In turns, so that other work on the machine meets both.
                 pairs = [(rig.ask(program(each))[0], quiet.ask(program(each))[0]) for each in asked]
-                ground.tally.add_fault(scenario.name, rig)
+                ground.outcome.add_fault(scenario.name, rig)
                 failures.update(rig.totals()["failures"])
             recovery.watch(rig, asked, stack.pop_all())
-        firsts.append(pairs[0][0] - median(plain for _, plain in pairs))
+        firsts.append(pairs[0][0] - median_or_nan(plain for _, plain in pairs))
         laters += [taken - plain for taken, plain in pairs[1:]]
     laters.sort()
     name = f"service_faults.{scenario.name}"
     # One round beside the rest of `make test` proves that nothing waits for long, and no more.
     slack = ground.size.of(5, 1)
     more = {"worst": round(max(firsts), 2), "rounds": len(firsts), "failures": dict(failures)}
-    yield Figure.at_most(f"{name}.first_adds", median(firsts), "ms", scenario.waits_ms + slack * FIRST_MS, **more)
+    bar_ms = scenario.waits_ms + slack * FIRST_MS
+    yield Figure.at_most(f"{name}.first_adds", median_or_nan(firsts), "ms", bar_ms, **more)
     spread = {"p99": round(laters[int(len(laters) * 0.99)], 2), "of": len(laters)}
-    yield Figure.at_most(f"{name}.later_adds", median(laters), "ms", slack * scenario.later_ms, **spread)
+    yield Figure.at_most(f"{name}.later_adds", median_or_nan(laters), "ms", slack * scenario.later_ms, **spread)
 
 
 @contextmanager
@@ -176,7 +177,7 @@ def _quiet(ground: Ground, name: str) -> Iterator[Rig]:
     """A node with the same tiers, whose remote costs nothing."""
     with rigged(private(ground.folder / name), MemoryStore(limit_bytes=1 << 26)) as rig:
         yield rig
-        ground.tally.add(rig)
+        ground.outcome.add(rig)
 
 
 class Recovery:
@@ -224,7 +225,7 @@ class Recovery:
             keys = {program(name).key for name in spooled}
             _until(lambda: len(look.lookup(list(keys))) == len(keys), ended + UPLOADED_SECONDS, "uploads are missing")
         self._uploaded.append(time.monotonic() - ended)
-        self._ground.tally.add(rig)
+        self._ground.outcome.add(rig)
 
     def figures(self) -> Iterator[Figure]:
         """Waits for all of them; the slowest counts."""
@@ -258,7 +259,7 @@ def _away_for_a_minute(ground: Ground) -> Recovery:
             asked = [f"away {i}" for i in range(10)]
             for each in asked:
                 rig.ask(program(each))
-            ground.tally.add_fault("dead_for_a_minute", rig)
+            ground.outcome.add_fault("dead_for_a_minute", rig)
             time.sleep(60)
             proxy.listen()
             recovery.wait(rig, asked, time.monotonic())
@@ -292,7 +293,7 @@ def _slow(ground: Ground, late_seconds: float) -> Iterator[Figure]:
         bar = 1 if late_seconds < COMPILE_SECONDS else 0
         yield Figure.at_least(f"{name}.hits", tiers[Tier.REMOTE], "count", bar, tiers=dict(tiers))
         proxy.fault = None
-        ground.tally.add(rig)
+        ground.outcome.add(rig)
 
 
 # ---- dying under traffic ---------------------------------------------------------------------------------------------
@@ -322,7 +323,7 @@ def _dying(ground: Ground) -> Iterator[Figure]:
             thread.join(30)
         for node in nodes:
             node.close()
-            ground.tally.add(node)
+            ground.outcome.add(node)
         service.kill()
     answers, wrong = sum(node.answers for node in nodes), sum(node.lost + node.wrong for node in nodes)
     yield Figure.none_of("service_faults.dying.wrong_or_lost", wrong, answers, kills=kills, seed=SEED)
@@ -343,7 +344,7 @@ def _found_again(ground: Ground, nodes: list[Rig], name: str, service: Served) -
         for i in range(len(nodes)):
             other.ask(program(f"{name} {i}"))
         assert other.node.drain(30.0) == 0
-        ground.tally.add(other)
+        ground.outcome.add(other)
     for i, node in enumerate(nodes):
         breaker = node.breaker
         assert breaker is not None

@@ -98,7 +98,7 @@ class World:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def interleaved(groups: list[list[Any]], rng: random.Random) -> list[Any]:
+def riffled(groups: list[list[Any]], rng: random.Random) -> list[Any]:
     """All items, those of one group in their order."""
     order = [number for number, group in enumerate(groups) for _ in group]
     rng.shuffle(order)

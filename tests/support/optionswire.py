@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from support.keytable import BUILD, COMPILE, DEBUG, KeyTable
 from support.meanings import ASSIGNMENT, BUILD_OPTIONS, DEBUG_OPTIONS, ORDINAL, OVERRIDES, PROCESS, Meaning, Value
-from support.noise import Noise, World, interleaved
+from support.noise import Noise, World, riffled
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _BACKEND_EXTRA: Final = 500
@@ -46,7 +46,7 @@ class OptionsWriter:
 
     def _arranged(self, groups: list[list[bytes]]) -> list[bytes]:
         if self._noise & Noise.OPTION_ORDER:
-            return interleaved(groups, self._rng)
+            return riffled(groups, self._rng)
         return [piece for group in groups for piece in group]
 
     def _nested(self, number: int, groups: list[list[bytes]]) -> list[bytes]:

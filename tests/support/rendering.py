@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from support.keytable import KeyTable
 from support.meanings import PLAIN, ROADS, XLA_ROADS, FlagsMeaning, Meaning, Value
-from support.noise import Noise, World, interleaved
+from support.noise import Noise, World, riffled
 from support.optionswire import OptionsWriter
 
 _ELSEWHERE: Final = ("HOME", "USER", "HOSTNAME", "MASTER_PORT", "RUN_ID", "PWD", "JAX_PLATFORMS_MADE_UP", "TFX_FLAGS")
@@ -120,7 +120,7 @@ class Writer:
                 if len(group) == 1 and is_plain(group[0][1]):
                     group[:0] = [(name, ("text", rng.choice(("0", "1", "true", "7"))))] * rng.randint(1, 3)
         if noise & Noise.FLAG_ORDER:
-            return interleaved(list(groups.values()), rng)
+            return riffled(list(groups.values()), rng)
         return [item for group in groups.values() for item in group]
 
     def _word(

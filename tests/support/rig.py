@@ -157,7 +157,7 @@ def private(folder: Path) -> Path:
     return folder
 
 
-def median(values: Iterable[float]) -> float:
-    """NaN of nothing."""
+def median_or_nan(values: Iterable[float]) -> float:
+    """The median; NaN of nothing."""
     found = list(values)
     return statistics.median(found) if found else float("nan")
