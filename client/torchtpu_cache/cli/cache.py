@@ -61,7 +61,7 @@ def ls(
             human_seconds(info.compile_seconds),
             human_bytes(info.executable_bytes),
             human_bytes(info.size_bytes),
-            _moment(info.accessed_seconds),
+            _moment(info.accessed_seconds, "%Y-%m-%d %H:%M"),
         ]
         for info in entries
     ]
@@ -70,7 +70,7 @@ def ls(
         columns.remove("program")
         rows = [[*row[:2], *row[3:]] for row in rows]
     last = len(columns) - 1
-    print_table(columns, rows, right=frozenset({last - 3, last - 2, last - 1}))
+    print_table(columns, rows, right=frozenset({last - 3, last - 2, last - 1, last}))
     total = sum(info.size_bytes for info in entries)
     print(f"\n{counted(len(entries), 'entry', 'entries')}, {human_bytes(total)}")
 
@@ -299,8 +299,8 @@ def _field_row(name: str, value: Any) -> list[str]:
     return [name.removesuffix("_seconds").removesuffix("_bytes"), shown]
 
 
-def _moment(seconds: float) -> str:
+def _moment(seconds: float, form: str = "%Y-%m-%d %H:%M:%S") -> str:
     try:
-        return datetime.datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        return datetime.datetime.fromtimestamp(seconds).astimezone().strftime(form)
     except (OverflowError, ValueError, OSError):
         return "?"  # a producer's clock can say anything

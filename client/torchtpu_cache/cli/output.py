@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -18,8 +17,7 @@ EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_PARTLY: Final = 3
 
-_UNFOLDED_COLUMNS: Final = 1000
-_NARROWEST_TEXT: Final = 8
+_UNFOLDED_COLUMNS: Final = 100_000
 
 JSON_SCHEMA: Final = 1
 """Goes up when a field of any `--json` answer changes its meaning or goes away."""
@@ -43,18 +41,19 @@ def fail(message: str, code: int = EXIT_FAILED) -> NoReturn:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A terminal as wide as it is; a pipe or a file gets its lines whole."""
+    """A terminal as wide as it is; a pipe or a file gets its lines whole, whatever COLUMNS says of a terminal."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    width = None if (stream is not None and stream.isatty()) or "COLUMNS" in os.environ else _UNFOLDED_COLUMNS
+    width = None if stream is not None and stream.isatty() else _UNFOLDED_COLUMNS
     return Console(stderr=stderr, width=width, highlight=False)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset()) -> None:
     """A plain table; `right` names the columns that are numbers. Cells are text, never markup.
 
-    Where the terminal is narrow, texts are folded, the widest first, and numbers stay whole. No line ends in blanks.
+    Where the terminal is narrow, texts are folded between words, the widest first. A word (a key, a path) and a number
+    stay whole, so that they can be copied, even where the terminal then breaks the line. No line ends in blanks.
     """
     from rich.box import SIMPLE_HEAD
     from rich.cells import cell_len
@@ -66,11 +65,11 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right:
     narrowest = len(columns) - 1
     for index, column in enumerate(columns):
         parts = [part for cell in (column, *(row[index] for row in rows)) for part in cell.splitlines()]
-        width = max(map(cell_len, parts), default=0)
         if index in right:
+            width = max(map(cell_len, parts), default=0)
             table.add_column(Text(column), justify="right", no_wrap=True, min_width=width)
         else:
-            width = min(width, _NARROWEST_TEXT)
+            width = max((cell_len(word) for part in parts for word in part.split()), default=0)
             table.add_column(Text(column), overflow="fold", min_width=width)
         narrowest += width
     for row in rows:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from collections.abc import Callable
+
 import pytest
 
 from torchtpu_cache.cli.output import counted, human_limit, print_table
@@ -19,24 +23,61 @@ def test_a_piped_table_has_no_blanks_at_its_ends_and_a_rule_as_wide_as_its_text(
     )  # fmt: skip
 
 
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Makes standard output a terminal of so many columns."""
+
+    def make(columns: int) -> None:
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setenv("TERM", "xterm")
+
+    return make
+
+
+def seen(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The lines of a terminal, without what makes some of them bold."""
+    return re.sub("\x1b\\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+
+
 @pytest.mark.parametrize("width", [40, 60, 80])
-def test_texts_fold_and_numbers_stay_whole(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
+def test_texts_fold_between_words_and_numbers_stay_whole(
+    terminal: Callable[[int], None], capsys: pytest.CaptureFixture[str], width: int
 ) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    print_table(["file", "time", "size"], [["x" * 70, "123 ms", "31.8 kB"]], right=frozenset({1, 2}))
-    lines = capsys.readouterr().out.splitlines()
+    terminal(width)
+    print_table(["file", "time", "size"], [["a word " * 12, "123 ms", "31.8 kB"]], right=frozenset({1, 2}))
+    lines = seen(capsys)
     assert max(map(len, lines)) <= width
-    assert lines[2].endswith("x 123 ms 31.8 kB")
-    assert sum(line.count("x") for line in lines) == 70
+    assert lines[2].endswith(" 123 ms 31.8 kB")
+    assert len(lines) > 3
+    assert sum(line.count("word") for line in lines) == 12
+
+
+@pytest.mark.parametrize("word", ["ttc1-" + "0" * 64, "/home/some-body/a long/way to/" + "x" * 90])
+def test_no_key_and_no_path_is_cut(
+    terminal: Callable[[int], None], capsys: pytest.CaptureFixture[str], word: str
+) -> None:
+    terminal(60)
+    print_table(["key", "", "note"], [[f"it is {word} here", "ok", "of some words that fold " * 3]])
+    lines = seen(capsys)
+    assert all(any(part in line for line in lines) for part in word.split())
+    assert len(lines) > 3
+
+
+def test_a_pipe_gets_its_lines_whole_whatever_the_width_of_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    print_table(["text"], [["word " * 500]])
+    assert len(capsys.readouterr().out.splitlines()) == 3
 
 
 def test_a_terminal_too_narrow_for_the_numbers_loses_none(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    terminal: Callable[[int], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "10")
+    terminal(10)
     print_table(["file", "time", "size"], [["name", "123 ms", "31.8 kB"]], right=frozenset({1, 2}))
-    assert "name 123 ms 31.8 kB" in capsys.readouterr().out
+    assert "name 123 ms 31.8 kB" in seen(capsys)
 
 
 def test_cells_are_text_and_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
