@@ -74,7 +74,7 @@ def examine(flags: dict[str, object]) -> list[Check]:
     folder = _examine_folder(settings, checks)
     checks.append(_guarded("canonicaliser", lambda: _examine_canonicaliser(settings)))
     checks.extend(_examine_compilers())
-    checks.extend(_examine_jax(settings))
+    checks.append(_examine_jax(settings))
     if settings.remote is None:
         checks.append(Check("remote", OK, "none is configured; programs are shared on this machine only"))
     else:
@@ -183,7 +183,7 @@ def _examine_compilers() -> list[Check]:
     ]
 
 
-def _examine_jax(settings: Config) -> list[Check]:
+def _examine_jax(settings: Config) -> Check:
     """Whether an installed JAX takes the adapter: tried in a child, in a folder of its own and without the remote."""
     import importlib.util
     import json
@@ -192,7 +192,7 @@ def _examine_jax(settings: Config) -> list[Check]:
     import tempfile
 
     if importlib.util.find_spec("jax") is None:
-        return []
+        return Check("jax", OK, "not installed, so no job with it runs here; pip install 'torchtpu-cache[jax]'")
     with tempfile.TemporaryDirectory() as folder:
         mine = {"TORCHTPU_CACHE": "on", "TORCHTPU_CACHE_DIR": folder, "TORCHTPU_CACHE_REMOTE": ""}
         try:
@@ -205,21 +205,21 @@ def _examine_jax(settings: Config) -> list[Check]:
                 timeout=_JAX_SECONDS,
             )
         except subprocess.TimeoutExpired:
-            return [Check("jax", WARNING, f"jax did not compile a tiny program within {_JAX_SECONDS} s")]
+            return Check("jax", WARNING, f"jax did not compile a tiny program within {_JAX_SECONDS} s")
     try:
         answer = json.loads(done.stdout)
     except ValueError:
         last = done.stderr.strip().rsplit("\n", 1)[-1]
-        return [Check("jax", WARNING, f"jax could not be tried: {last or 'it said nothing'}")]
+        return Check("jax", WARNING, f"jax could not be tried: {last or 'it said nothing'}")
     if answer["problem"]:
-        return [Check("jax", WARNING, f"{answer['jax']} is not served: {answer['problem']}")]
+        return Check("jax", WARNING, f"{answer['jax']} is not served: {answer['problem']}")
     if not (settings.mode.serves or settings.mode.publishes):
         asks = "the mode is off, so no job uses this cache"
     elif settings.jax:
         asks = "jobs with it use this cache"
     else:
         asks = "jobs use this cache with TORCHTPU_CACHE_JAX=1"
-    return [Check("jax", OK, f"{answer['jax']} takes the adapter; {asks}")]
+    return Check("jax", OK, f"{answer['jax']} takes the adapter; {asks}")
 
 
 def _examine_remote(settings: Config) -> Check:
