@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import datetime
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -26,14 +27,19 @@ from torchtpu_cache.cli.output import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from torchtpu_cache_core.names import Key, KeyPrefix
+    from torchtpu_cache_core.names import Key
     from torchtpu_cache_core.store import EntryInfo, Store
     from torchtpu_cache_core.stores.disk import DiskStore
 
 app = typer.Typer(help="Entries of this machine's disk tier, or of the remote.", no_args_is_help=True)
 
+_MOST_KEYS_TOLD: Final = 5
+_ABSENT: Final = "there is no such entry; `torchtpu-cache cache ls` shows the keys"
+
 AtRemote = Annotated[bool, typer.Option("--at-remote", help="The service's entries instead of this machine's.")]
-Keys = Annotated[list[str], typer.Argument(help="Keys, or beginnings of them that are unique.", metavar="KEY...")]
+Keys = Annotated[
+    list[str], typer.Argument(help="Keys, beginnings of them, or names of programs, if unique.", metavar="KEY...")
+]
 
 
 @app.command("ls")
@@ -44,9 +50,16 @@ def ls(
     namespace: NamespaceName = None,
     as_json: Json = False,
 ) -> None:
-    """List entries, the last used first."""
+    """List entries, the last used first.
+
+    The program is JAX's name for it. The service tells no names: with --at-remote they are those of this machine's own
+    entries.
+    """
     with _store(cache_dir, remote, namespace, at_remote) as store:
         entries = sorted(store.iterate(), key=lambda info: info.accessed_seconds, reverse=True)
+    if at_remote:
+        names = _names_here(cache_dir, namespace)
+        entries = [replace(info, program=names.get(info.key, "")) for info in entries]
     if as_json:
         print_json({"entries": [_info_json(info) for info in entries]})
         return
@@ -57,7 +70,7 @@ def ls(
         [
             info.key.short,
             info.target_name,
-            info.program,
+            info.program or "-",
             human_seconds(info.compile_seconds),
             human_bytes(info.executable_bytes),
             human_bytes(info.size_bytes),
@@ -77,7 +90,7 @@ def ls(
 
 @app.command("show")
 def show(
-    key: Annotated[str, typer.Argument(help="A key, or a beginning of it that is unique.")],
+    key: Annotated[str, typer.Argument(help="A key, a beginning of one, or a program's name, if unique.")],
     at_remote: AtRemote = False,
     remote: Remote = None,
     cache_dir: CacheDir = None,
@@ -130,7 +143,7 @@ def rm(
     removed, missing = [], []
     with _store(cache_dir, remote, namespace, at_remote) as store:
         for text in keys:
-            key = find_key(store, _prefix(text))
+            key = find_key(store, text)
             if key is not None and store.delete(key):
                 removed.append(key)
             else:
@@ -141,7 +154,7 @@ def rm(
         for key in removed:
             print(f"removed {key}")
         for text in missing:
-            note(f"error: {text}: there is no such entry")
+            note(f"error: {text}: {_ABSENT}")
     if missing:
         raise typer.Exit(EXIT_PARTLY if removed else EXIT_FAILED)
 
@@ -219,29 +232,46 @@ def gc(cache_dir: CacheDir = None, namespace: NamespaceName = None, as_json: Jso
     )
 
 
-def find_key(store: Store, prefix: KeyPrefix) -> Key | None:
-    """The key that `prefix` means in `store`, or None; ends the command where it could mean several."""
-    from torchtpu_cache_core.errors import InvalidName
-    from torchtpu_cache_core.names import Key
+def find_key(store: Store, text: str) -> Key | None:
+    """The key that `text` means in `store`, or None; ends the command where it could mean several.
 
+    Args:
+        text: a key, the beginning of one, or what is no such thing and so the name of a program.
+    """
+    from torchtpu_cache_core.errors import InvalidName
+    from torchtpu_cache_core.names import Key, KeyPrefix
+
+    try:
+        prefix = KeyPrefix(text.rstrip("…"))
+    except InvalidName:
+        return _only([info.key for info in store.iterate() if info.program == text], f"{text} is the name of")
     with contextlib.suppress(InvalidName):
         whole = Key(prefix)
         return whole if store.contains(whole) else None
-    found = sorted(info.key for info in store.iterate() if prefix.matches(info.key))
+    found = [info.key for info in store.iterate() if prefix.matches(info.key)]
+    return _only(found, f"{prefix} is the beginning of")
+
+
+def _only(found: list[Key], what: str) -> Key | None:
     if len(found) > 1:
-        fail(f"{prefix} is the beginning of {len(found)} keys; type more of it", EXIT_USAGE)
+        some = ", ".join(sorted(key.short for key in found)[:_MOST_KEYS_TOLD])
+        more = ", ..." if len(found) > _MOST_KEYS_TOLD else ""
+        fail(f"{what} {len(found)} keys; type more of one: {some}{more}", EXIT_USAGE)
     return found[0] if found else None
 
 
 def _found(store: Store, text: str) -> Key:
-    key = find_key(store, _prefix(text))
-    return fail(f"{text}: there is no such entry") if key is None else key
+    key = find_key(store, text)
+    return fail(f"{text}: {_ABSENT}") if key is None else key
 
 
-def _prefix(text: str) -> KeyPrefix:
-    from torchtpu_cache_core.names import KeyPrefix
+def _names_here(cache_dir: Path | None, namespace: str | None) -> dict[Key, str]:
+    """The programs' names in this machine's disk tier, none where it cannot be read."""
+    from torchtpu_cache_core.errors import CacheError
 
-    return KeyPrefix(text.rstrip("…"))
+    with contextlib.suppress(CacheError), _disk(cache_dir, namespace) as disk:
+        return {info.key: info.program for info in disk.iterate()}
+    return {}
 
 
 @contextlib.contextmanager

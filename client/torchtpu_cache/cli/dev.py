@@ -48,7 +48,9 @@ def key(
 
 @app.command("diff")
 def diff(
-    left: Annotated[str, typer.Argument(help="A StableHLO module, or the key of an entry.", metavar="A")],
+    left: Annotated[
+        str, typer.Argument(help="A StableHLO module, or an entry by its key or its program's name.", metavar="A")
+    ],
     right: Annotated[str, typer.Argument(help="Another one.", metavar="B")],
     target: TargetName = "cpu",
     options: OptionsFile = None,
@@ -91,21 +93,14 @@ def diff(
 
 def _side(assembly: Assembly, text: str, target: str, options: Path | None) -> tuple[Key, tuple[Component, ...]]:
     """What stands on one side of a diff: a file if there is one of that name, else an entry."""
-    from torchtpu_cache_core.errors import InvalidName
-    from torchtpu_cache_core.names import KeyPrefix
-
     if Path(text).is_file():
         return _key_of_file(assembly, Path(text), target, options)
-    try:
-        prefix = KeyPrefix(text)
-    except InvalidName:
-        fail(f"{text}: there is no such file, and it is no key", EXIT_USAGE)
     for store in (assembly.disk, assembly.remote):
-        found = None if store is None else find_key(store, prefix)
+        found = None if store is None else find_key(store, text)
         stored = None if store is None or found is None else store.get(found)
         if stored is not None:
             return stored.entry.key, stored.entry.header.components
-    return fail(f"{text}: neither this machine nor the remote has an entry of that key")
+    return fail(f"{text}: there is no such file, and neither this machine nor the remote has such an entry")
 
 
 def _key_of_file(
