@@ -92,14 +92,14 @@ def run(size: Size) -> Iterator[Figure]:
             yield from _lookups(talks, rounds=size.of(2, 11), asks=size.of(200, 1000))
             yield _reads(talks, rounds=size.of(2, 11), asks=size.of(100, 500))
             yield _puts(talks, puts=size.of(10, 100))
-            resident_kb = large.resident_kb()[1]
+            most_bytes = large.resident_bytes()[1]
             yield Figure.at_most(
                 "sqlite_million.rss",
-                resident_kb / 1000,
+                most_bytes / 1e6,
                 "MB",
                 _RSS_BAR_MB,
                 entries=count,
-                empty_mb=round(small.resident_kb()[1] / 1000, 1),
+                empty_mb=round(small.resident_bytes()[1] / 1e6, 1),
             )
 
 

@@ -145,7 +145,7 @@ def _measure(served: Served, payload: memoryview, connections: int) -> Figure:
     for entry in known:
         peer.put(entry, slow=False)
         peer.get(entry, slow=False, heads_differ=False)
-    before_kb, started = served.resident_kb()[0], time.monotonic()
+    before_bytes, started = served.resident_bytes()[0], time.monotonic()
     together, all_put = threading.Barrier(2 * connections), threading.Event()
 
     def read(number: int) -> int:
@@ -170,15 +170,15 @@ def _measure(served: Served, payload: memoryview, connections: int) -> Figure:
         finally:
             all_put.set()
         counts = [job.result() for job in reads]
-    seconds, most_kb = time.monotonic() - started, served.resident_kb()[1]
+    seconds, most_bytes = time.monotonic() - started, served.resident_bytes()[1]
     for entry in new:
         assert served.ask("HEAD", entry.path).headers["etag"] == wire.etag(entry.digest)
     return Figure.at_most(
         "worker_memory",
-        most_kb / 1000,
+        most_bytes / 1e6,
         "MB",
         _BAR_MB,
-        before_mb=round(before_kb / 1000, 1),
+        before_mb=round(before_bytes / 1e6, 1),
         entry_mb=round(payload.nbytes / 1e6),
         puts=connections,
         readers=connections,

@@ -268,7 +268,7 @@ def _state(served: Served) -> dict[str, int]:
         "descriptors": len(os.listdir(process / "fd")),
         "threads": len(os.listdir(process / "task")),
         "temporary_files": len(list(served.data_dir.rglob(".writing-*"))),
-        "resident_bytes": served.resident_kb()[0] << 10,
+        "resident_bytes": served.resident_bytes()[0],
     }
 
 

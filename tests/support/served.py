@@ -104,10 +104,9 @@ class Served:
         if self.process.stdout is not None:
             self.process.stdout.close()
 
-    def resident_kb(self) -> tuple[int, int]:
+    def resident_bytes(self) -> tuple[int, int]:
         """Now, and at most so far."""
-        now, most = resident_bytes(self.process.pid)
-        return now >> 10, most >> 10
+        return resident_bytes(self.process.pid)
 
 
 def path_of(entry: Entry, namespace: str = DEFAULT_NAMESPACE) -> str:

@@ -197,7 +197,7 @@ def test_memory_stays_bounded(start: Callable[..., Served]) -> None:
     small = entry_for("warm up", size_bytes=100_000)
     served.put(small)
     served.get(small)
-    before = served.resident_kb()[0]
+    before = served.resident_bytes()[0]
     assert served.put(entry).status == 201
 
     def read() -> None:
@@ -218,9 +218,9 @@ def test_memory_stays_bounded(start: Callable[..., Served]) -> None:
         thread.join(60)
     assert len(sizes) == 4
     assert min(sizes) > entry.size_bytes
-    peak = served.resident_kb()[1]
-    print(f"{(peak - before) / 1000:.1f} MB more at the peak")
-    assert peak < before + 40_000
+    peak = served.resident_bytes()[1]
+    print(f"{(peak - before) / 1e6:.1f} MB more at the peak")
+    assert peak < before + 40_000_000
     answer = served.ask("HEAD", path_of(entry))
     assert answer.headers["content-length"] == str(entry.size_bytes)
     assert wire.parse_content_digest(answer.headers["content-digest"]) == entry.digest

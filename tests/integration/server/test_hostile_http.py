@@ -254,7 +254,7 @@ def test_heads_without_end(served: Served, data: bytes) -> None:
 
 
 def test_a_flood_of_heads_holds_no_memory(served: Served) -> None:
-    before = served.resident_kb()[0]
+    before = served.resident_bytes()[0]
     for _ in range(20):
         with socket.create_connection((served.host, served.port), timeout=30) as connection:
             try:
@@ -265,30 +265,30 @@ def test_a_flood_of_heads_holds_no_memory(served: Served) -> None:
                 pass
             else:
                 pytest.fail("ten megabytes of one header were taken")
-    assert served.resident_kb()[0] < before + 30_000
+    assert served.resident_bytes()[0] < before + 30_000_000
 
 
 def test_a_flood_of_pipelined_requests_holds_no_memory(served: Served) -> None:
-    before = served.resident_kb()[0]
+    before = served.resident_bytes()[0]
     flood = f"GET {path_of(entry_for('absent'))} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode() * 20_000
     for _ in range(10):
         connection = served.connect()
         with contextlib.suppress(ConnectionResetError, BrokenPipeError):
             connection.sendall(flood)
         read_all(connection)  # until the service closes
-    assert served.resident_kb()[0] < before + 30_000
+    assert served.resident_bytes()[0] < before + 30_000_000
 
 
 @pytest.mark.parametrize("asked", ["POST /v1/default/lookup", f"GET /v1/default/entries/{_KEY}"])
 def test_a_trailer_without_end_holds_no_memory(served: Served, asked: str) -> None:
-    before = served.resident_kb()[0]
+    before = served.resident_bytes()[0]
     connection = served.connect()
     connection.sendall(f"{asked} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
     connection.sendall(b"2\r\n{}\r\n0\r\nX-Long: ")
     with pytest.raises((ConnectionResetError, BrokenPipeError)):
         for _ in range(100):
             connection.sendall(b"a" * 1_000_000)
-    assert served.resident_kb()[0] < before + 30_000
+    assert served.resident_bytes()[0] < before + 30_000_000
 
 
 def test_a_trailer_is_no_header(served: Served) -> None:
