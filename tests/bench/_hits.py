@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, cast
 
 import zstandard
 
@@ -16,10 +16,13 @@ from support.figures import Figure
 from support.rounds import Rounds, Stopwatch, Taken
 from support.service import running_service
 from torchtpu_cache.api import CompiledProgram, compile_with
-from torchtpu_cache.assembly import Assembly, assemble, open_disk
+from torchtpu_cache.assembly import Assembly, Programs, assemble, open_disk
+from torchtpu_cache.compilers.base import Compiler
+from torchtpu_cache.compilers.registry import Compilers
 from torchtpu_cache.counters import Tier
 from torchtpu_cache.node import Node
 from torchtpu_cache_core import config
+from torchtpu_cache_core.canonical.program import ProgramCanonicaliser
 from torchtpu_cache_core.entry import PREFIX, Entry, Frame
 from torchtpu_cache_core.stores.layout import Layout
 from torchtpu_cache_core.stores.machine_key import machine_key
@@ -49,10 +52,27 @@ class Bar:
         return Figure.at_most(name, extra * 1000, "ms", self.extra_seconds * 1000, **shown, ratio=round(ratio, 3))
 
 
-@dataclass(frozen=True)
-class _Programs:
-    canonicaliser: object
-    compilers: object
+class ForTarget(Protocol):
+    """What `compile_with` needs of compilers."""
+
+    def for_target(self, target_name: str, /) -> Compiler: ...
+
+
+class _Programs(Programs):
+    """Those of a machine, with something else in the compilers' place."""
+
+    def __init__(self, of: Assembly, compilers: ForTarget) -> None:
+        super().__init__(of.config, of.folder, of.identities)
+        self._of = of
+        self._stand_in = cast("Compilers", compilers)
+
+    @property
+    def canonicaliser(self) -> ProgramCanonicaliser:
+        return self._of.canonicaliser
+
+    @property
+    def compilers(self) -> Compilers:
+        return self._stand_in
 
 
 class Machine:
@@ -71,18 +91,24 @@ class Machine:
 
     def compile(self, program: bytes, target: str, node: Node) -> CompiledProgram:
         """`torchtpu_cache.compile` through this node."""
-        assembly = copy.copy(self.assembly)
-        assembly.node = node
-        return compile_with(assembly, program, target=target)
+        return compile_with(self._assembled(node, self.assembly.compilers), program, target=target)
 
-    def with_compilers(self, compilers: object) -> Assembly:
+    def with_compilers(self, compilers: ForTarget) -> Assembly:
         """The machine's parts, with something else in the compilers' place."""
-        programs = _Programs(self.assembly.canonicaliser, compilers)
-        parts = {
-            name: getattr(self.assembly, name)
-            for name in ("config", "folder", "identities", "disk", "remote", "spool", "node")
-        }
-        return Assembly(**parts, programs=programs)  # type: ignore[arg-type]
+        return self._assembled(self.assembly.node, compilers)
+
+    def _assembled(self, node: Node, compilers: ForTarget) -> Assembly:
+        own = self.assembly
+        return Assembly(
+            config=own.config,
+            folder=own.folder,
+            identities=own.identities,
+            programs=_Programs(own, compilers),
+            disk=own.disk,
+            remote=own.remote,
+            spool=own.spool,
+            node=node,
+        )
 
     def publish(self, program: bytes, target: str) -> CompiledProgram:
         """Sees to it that the disk tier and the service have the program."""

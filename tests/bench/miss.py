@@ -23,7 +23,7 @@ import itertools
 import time
 from collections.abc import Iterator
 
-from bench._hits import Machine, machine, module
+from bench._hits import ForTarget, Machine, machine, module
 from bench._kept import kept
 from support.figures import Figure, Size
 from support.rounds import Rounds, Stopwatch, Taken, interleaved, taken_by
@@ -87,7 +87,7 @@ class StandIn(Compiler):
         raise NotImplementedError
 
 
-def _missed(here: Machine, compilers: object) -> Taken:
+def _missed(here: Machine, compilers: ForTarget) -> Taken:
     """What one miss of a known program takes."""
     assembly = here.with_compilers(compilers)
     program = module(SMALL)
