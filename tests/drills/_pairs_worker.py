@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from support.keymaking import key_of, makers
-from support.noise import EVERY_NOISE, Noise
+from support.pairs.keymaking import key_of, makers
+from support.pairs.noise import EVERY_NOISE, Noise
 from torchtpu_cache_core.canonical.program import ProgramCanonicaliser
 from torchtpu_cache_core.request import ProgramResolver
 

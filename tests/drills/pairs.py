@@ -5,12 +5,12 @@ plugin options and extras, with files that flags name. It is written twice, the 
 matter, and the keys must be equal; or it is changed in one component that matters, and the keys must differ. Each
 option field that docs/key.md keeps is changed in its turn, all of DebugOptions among them, on protobuf's wire format.
 Changes include what only looks alike: a value spelt like a file's content, a file that holds what a folder's listing
-says, a flag named as a group of them is. `support/meanings.py`, `changes.py` and `rendering.py` have the kinds.
+says, a flag named as a group of them is. `support/pairs/meanings.py`, `changes.py` and `rendering.py` have the kinds.
 
 **Programs.** Hand-made ones, written plainly and with other names, blanks, comments, places and module names, and
 changed in one operation, operand, attribute or in what they return; real modules of the corpus, changed through MLIR
-and written as text and bytecode with other places and symbols (`support/mlir_mutations.py`); and every two modules of
-the corpus.
+and written as text and bytecode with other places and symbols (`support/pairs/mlir_mutations.py`); and every two
+modules of the corpus.
 
 **Other processes.** The same meanings, made and written in fresh interpreters with other hash seeds, users, homes, time
 zones, locales and working folders, and options that jaxlib itself serialised there, have the keys that they have here.
@@ -38,13 +38,13 @@ from pathlib import Path
 from typing import Final
 
 from drills._pairs_worker import jaxlib_keys, keys
-from support.changes import Changes
 from support.clean import clean_folder
 from support.figures import Figure, Size
-from support.handmade import change, make, write
-from support.keymaking import CORPUS, Ledger, key_of, makers
-from support.meanings import Meaning
-from support.noise import EVERY_NOISE, Noise
+from support.pairs.changes import Changes
+from support.pairs.handmade import change, make, write
+from support.pairs.keymaking import CORPUS, Ledger, key_of, makers
+from support.pairs.meanings import Meaning
+from support.pairs.noise import EVERY_NOISE, Noise
 from torchtpu_cache_core.canonical.program import ProgramCanonicaliser
 from torchtpu_cache_core.errors import Bypass
 from torchtpu_cache_core.host import HostCpu, host_cpu
@@ -197,7 +197,7 @@ def _mutated(count: int, counts: Counts, resolver: ProgramCanonicaliser) -> None
 
 
 def _mutate(paths: list[Path], count: int, counts: Counts, resolver: ProgramCanonicaliser) -> None:
-    command = [sys.executable, "-m", "support.mlir_mutations", str(counts.seed), str(count), *map(str, paths)]
+    command = [sys.executable, "-m", "support.pairs.mlir_mutations", str(counts.seed), str(count), *map(str, paths)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": _paths()}) as process:
         assert process.stdout is not None
         original: object = None

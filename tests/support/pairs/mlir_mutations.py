@@ -1,6 +1,6 @@
 """Real modules, changed through MLIR in a process of its own, because only jaxlib's bindings can.
 
-    python -m support.mlir_mutations SEED COUNT MODULE...
+    python -m support.pairs.mlir_mutations SEED COUNT MODULE...
 
 Writes frames to standard output: a JSON line with module, kind, whether the program is still the same and the length,
 then the program's bytes. Each module comes once as it is (`original`), then in turn COUNT ways that must not matter and

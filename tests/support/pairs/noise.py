@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from support.meanings import CONTENTS, FOLDERS, Value
+from support.pairs.meanings import CONTENTS, FOLDERS, Value
 
 _COPIES: Final = 3
 

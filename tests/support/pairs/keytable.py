@@ -14,7 +14,7 @@ from typing import Final
 from support.descriptors import Message, messages_of
 from torchtpu_cache_core.jaxlib_library import jaxlib_library
 
-REPOSITORY: Final = Path(__file__).parents[2]
+REPOSITORY: Final = Path(__file__).parents[3]
 _PAGE: Final = REPOSITORY / "docs" / "key.md"
 _NAME: Final = re.compile(r"`([^`]+)`")
 _ROW: Final = re.compile(r"^\| (compile|build) \| (\d+) \| `(\w+)` \| ([a-z -]+?) \|", re.MULTILINE)

@@ -8,9 +8,9 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from support.keytable import BUILD, COMPILE, DEBUG, KeyTable
-from support.meanings import ASSIGNMENT, BUILD_OPTIONS, DEBUG_OPTIONS, ORDINAL, OVERRIDES, PROCESS, Meaning, Value
-from support.noise import Noise, World, riffled
+from support.pairs.keytable import BUILD, COMPILE, DEBUG, KeyTable
+from support.pairs.meanings import ASSIGNMENT, BUILD_OPTIONS, DEBUG_OPTIONS, ORDINAL, OVERRIDES, PROCESS, Meaning, Value
+from support.pairs.noise import Noise, World, riffled
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _BACKEND_EXTRA: Final = 500

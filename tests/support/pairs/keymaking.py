@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from support.handmade import make, write
-from support.keytable import REPOSITORY, key_table
-from support.meanings import Maker
-from support.noise import World
-from support.rendering import Writer, Written
+from support.pairs.handmade import make, write
+from support.pairs.keytable import REPOSITORY, key_table
+from support.pairs.meanings import Maker
+from support.pairs.noise import World
+from support.pairs.rendering import Writer, Written
 from torchtpu_cache_core.canonical.environment import Environment
 from torchtpu_cache_core.request import ProgramResolver, Request, Target, resolve
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
-from support.keytable import BUILD, COMPILE, DEBUG
-from support.meanings import (
+from support.pairs.keytable import BUILD, COMPILE, DEBUG
+from support.pairs.meanings import (
     CONTENTS,
     FOLDERS,
     ORDINAL,

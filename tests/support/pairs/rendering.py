@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from support.keytable import KeyTable
-from support.meanings import PLAIN, ROADS, XLA_ROADS, FlagsMeaning, Meaning, Value
-from support.noise import Noise, World, riffled
-from support.optionswire import OptionsWriter
+from support.pairs.keytable import KeyTable
+from support.pairs.meanings import PLAIN, ROADS, XLA_ROADS, FlagsMeaning, Meaning, Value
+from support.pairs.noise import Noise, World, riffled
+from support.pairs.optionswire import OptionsWriter
 
 _ELSEWHERE: Final = ("HOME", "USER", "HOSTNAME", "MASTER_PORT", "RUN_ID", "PWD", "JAX_PLATFORMS_MADE_UP", "TFX_FLAGS")
 

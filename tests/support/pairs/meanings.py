@@ -18,7 +18,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from support.keytable import BUILD, COMPILE, DEBUG, KeyTable
+from support.pairs.keytable import BUILD, COMPILE, DEBUG, KeyTable
 
 Value = tuple[Any, ...]
 
