@@ -10,8 +10,8 @@ from pathlib import Path
 
 
 class Files:
-    """Each method but the last two is the call of its name; all raise `OSError` likewise. No program that is started
-    inherits a descriptor; a forked child does."""
+    """Each method is the system call of its name, and what its docstring adds to that; all raise `OSError` likewise.
+    No program that is started inherits a descriptor; a forked child does."""
 
     def open(self, path: Path | str, flags: int, mode: int = 0o600) -> int:
         return os.open(path, flags | os.O_CLOEXEC, mode)
