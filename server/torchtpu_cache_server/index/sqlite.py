@@ -383,6 +383,9 @@ def _guarded() -> Iterator[None]:
     """Translates what SQLite raises."""
     try:
         yield
+    except UnicodeDecodeError as error:
+        # SQLite quotes a damaged schema in its message, and the module cannot read that.
+        raise IndexCorrupt("the index is damaged, and so is what SQLite says of it") from error
     except sqlite3.Error as error:
         # Misuse of the module, as after a failed reset, has no code. The low byte of an extended code is the plain one.
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF

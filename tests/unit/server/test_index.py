@@ -341,6 +341,22 @@ def test_a_name_that_cannot_be_decoded_is_damage(index: SqliteIndex) -> None:
     assert index.names(None, 10) == [(_NS, _key(2))]
 
 
+def test_a_schema_that_sqlite_cannot_even_quote_is_damage(path: Path) -> None:
+    index = SqliteIndex(path)
+    index.set_complete(True)
+    index.close()
+    raw = path.read_bytes()
+    # The name of a table, and its statement.
+    damaged = raw.replace(b"tableentriesentries", b"table\xe5ntriesentries").replace(b"CREATE TABLE", b"CREATE TABEL")
+    assert damaged != raw
+    path.write_bytes(damaged)
+    with contextlib.closing(SqliteIndex(path)) as index:
+        assert not index.complete
+        index.record(_record(2))
+        assert index.lookup(_NS, _key(2)) == _record(2)
+    assert path.with_name("index.sqlite.damaged").exists()
+
+
 @pytest.mark.parametrize("damage", ["DROP TABLE entries", "DROP TABLE totals", "DROP TABLE facts", "DELETE FROM facts"])
 def test_a_file_without_its_tables_is_set_aside(path: Path, damage: str) -> None:
     """A damaged page may hold nothing but a table's name."""
