@@ -8,6 +8,7 @@ OTHERS := .venv-other .venv-jax-0.4.30 .venv-jax-0.6.2
 
 DEMO_TPU ?= 1
 DEMO_FULL ?= 0
+SHORT ?= 0
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -39,17 +40,27 @@ layers: $(VENV)/test.stamp
 fuzz: $(VENV)/test.stamp  ## The fuzzers, long: SECONDS=600 each.
 	for target in tests/fuzz/fuzz_*.py; do $(BIN)/python $$target -max_total_time=$(or $(SECONDS),600) || exit 1; done
 
-drills: $(VENV)/test.stamp $(OTHERS:%=%/stamp)  ## The fault campaign in full, one JSON line per figure; ONLY=name for one drill.
-	@mkdir -p .bench
-	@PYTHONPATH=tests $(BIN)/python -m support.campaign drills --only $(ONLY) --out .bench/drills.jsonl
+# `make drills` and `make bench`. The short form is that of `make test`; its figures are kept apart, as they mean little.
+FORM := $(if $(filter-out 0,$(SHORT)),-short)
+CAMPAIGN := PYTHONPATH=tests $(BIN)/python -m support.campaign
+CHOICE = --only $(ONLY) $(if $(FORM),--short)
 
-bench: $(VENV)/test.stamp nginx  ## The benchmarks in full, one JSON line per figure; ONLY=name for one.
+drills: $(VENV)/test.stamp $(OTHERS:%=%/stamp)  ## The fault campaign in full, one JSON line per figure; ONLY=name for one, SHORT=1.
 	@mkdir -p .bench
-	@PYTHONPATH=tests $(BIN)/python -m support.campaign bench --only $(ONLY) --out .bench/bench.jsonl
+	@$(CAMPAIGN) drills $(CHOICE) --out .bench/drills$(FORM).jsonl
+
+bench: $(VENV)/test.stamp $(if $(ONLY),$(if $(filter blob_get,$(ONLY)),nginx),nginx)  ## The benchmarks in full, one JSON line per figure; ONLY=name for one, SHORT=1.
+	@mkdir -p .bench
+	@$(CAMPAIGN) bench $(CHOICE) --out .bench/bench$(FORM).jsonl
 
 figures:  ## Fill the tables of docs/reliability.md and docs/benchmarks.md with what .bench has.
-	@if [ -f .bench/drills.jsonl ]; then $(PYTHON) scripts/figures_table.py .bench/drills.jsonl --into docs/reliability.md; fi
-	@if [ -f .bench/bench.jsonl ]; then $(PYTHON) scripts/figures_table.py .bench/bench.jsonl --into docs/benchmarks.md; fi
+	@code=0; found=; \
+	for each in drills:reliability bench:benchmarks; do \
+	  lines=.bench/$${each%:*}.jsonl; \
+	  if [ -f $$lines ]; then found=1; $(PYTHON) scripts/figures_table.py $$lines --into docs/$${each#*:}.md || code=1; fi; \
+	done; \
+	if [ -z "$$found" ]; then echo "there are no figures yet; make drills or make bench first" >&2; code=1; fi; \
+	exit $$code
 
 # What the service is measured against; without it the benchmark says what to install.
 nginx:

@@ -2,20 +2,25 @@
 
     python -m support.campaign drills [--only NAME ...] [--short] [--out FILE]
 
-NAME is a module of the package (`kill`). Exit code 1 where a figure falls short or a module failed, 2 where there is no
-such module.
+NAME is a module of the package (`kill`). A module that runs to its end gets one more figure, `NAME.seconds`. Each line
+also says under what it was measured: `size`, `load` (the machine's load average over the last minute), `cpus` and
+`commit`, with a plus sign where files of the repository were changed. Exit code 1 where a figure falls short or a
+module failed, 2 where there is no such module.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from support.figures import Campaign, Figure, Size
 
@@ -37,7 +42,7 @@ def campaign(package: str, name: str) -> Campaign:
 
 
 def figures(package: str, name: str, size: Size) -> Iterator[Figure]:
-    """The figures of one module; one that says so, and is not ok, where it fails or has none."""
+    """The figures of one module; one with an `error`, which is not ok, where it fails or has none."""
     count = 0
     try:
         for figure in campaign(package, name)(size):
@@ -45,10 +50,61 @@ def figures(package: str, name: str, size: Size) -> Iterator[Figure]:
             yield figure
     except Exception as error:
         traceback.print_exc()
-        yield Figure(name, float("nan"), "", "it runs", False, {"error": f"{type(error).__name__}: {error}"[:500]})
+        yield _failed(name, f"{type(error).__name__}: {error}"[:500], **_seed(error))
     else:
         if not count:
-            yield Figure(name, 0, "figures", ">= 1", False)
+            yield _failed(name, "it gave no figures")
+
+
+def _failed(name: str, error: str, **more: Any) -> Figure:
+    return Figure(name, float("nan"), "", "it runs", False, {"error": error, **more})
+
+
+def _seed(error: Exception) -> dict[str, int]:
+    """The seed of what failed: the innermost variable `seed` where it was raised, else the constant SEED beside it."""
+    found: dict[str, int] = {}
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        for seed in (frame.f_locals.get("seed"), None if found else frame.f_globals.get("SEED")):
+            if isinstance(seed, int):
+                found = {"seed": seed}
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reporter:
+    """Prints figures as lines, with what a reader needs to compare or repeat them.
+
+    Args:
+        commit: of the code that runs; a working tree may move on while it does.
+        out: a file that gets the lines too.
+    """
+
+    size: Size
+    commit: str | None
+    out: Path | None
+
+    def report(self, figure: Figure) -> None:
+        """To be called as soon as the figure is known: the load is that of now."""
+        load, cpus = round(os.getloadavg()[0], 2), len(os.sched_getaffinity(0))
+        line = figure.to_json(size=self.size.value, load=load, cpus=cpus, commit=self.commit)
+        print(line, flush=True)
+        if self.out is not None:
+            with self.out.open("a") as file:
+                file.write(line + "\n")
+
+
+def _commit() -> str | None:
+    """The commit that the working tree is at; None where that cannot be known."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(TESTS), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no")
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -66,19 +122,21 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     chosen = [name for name in chosen if name in parsed.only or not parsed.only]
     size = Size.SHORT if parsed.short else Size.FULL
+    reporter = Reporter(size=size, commit=_commit(), out=parsed.out)
     short: list[str] = []
     for number, name in enumerate(chosen, 1):
         print(f"[{number}/{len(chosen)}] {name} ...", file=sys.stderr, flush=True)
         started = time.monotonic()
+        ended = True
         for figure in figures(parsed.package, name, size):
-            line = figure.to_json()
-            print(line, flush=True)
-            if parsed.out is not None:
-                with parsed.out.open("a") as out:
-                    out.write(line + "\n")
+            reporter.report(figure)
+            ended = ended and "error" not in figure.more
             if not figure.ok:
                 short.append(figure.name)
-        print(f"[{number}/{len(chosen)}] {name}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+        seconds = time.monotonic() - started
+        if ended:
+            reporter.report(Figure.told(f"{name}.seconds", seconds, "s"))
+        print(f"[{number}/{len(chosen)}] {name}: {seconds:.0f} s", file=sys.stderr, flush=True)
     if short:
         print(f"short of their bars: {', '.join(short)}", file=sys.stderr)
     return 1 if short else 0

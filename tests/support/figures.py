@@ -61,11 +61,11 @@ class Figure:
         """A figure that nothing is held against."""
         return cls(name, value, unit, "", True, more)
 
-    def to_json(self) -> str:
-        """One line: `name`, `value`, `unit`, `bar` (null where there is none), `ok`, then what explains it."""
+    def to_json(self, **around: Any) -> str:
+        """One line: `name`, `value`, `unit`, `bar` (null where there is none), `ok`, what explains it, and `around`."""
         value = None if math.isnan(self.value) else _rounded(self.value)
         shown = {"name": self.name, "value": value, "unit": self.unit, "bar": self.bar or None, "ok": self.ok}
-        return json.dumps(shown | self.more)
+        return json.dumps(shown | self.more | around)
 
 
 Campaign = Callable[[Size], Iterator[Figure]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 import types
 
@@ -56,8 +57,21 @@ def test_the_exit_code(
     monkeypatch.setattr(campaign, "names", lambda package: ["made", "other"])
     assert campaign.main(["drills", "--only", "made", "--short"]) == code
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert len(lines) == 1
     assert lines[0]["ok"] is (code == 0)
+    assert [line["name"] for line in lines[1:]] == (["made.seconds"] if found else [])
+    assert ("error" in lines[0]) is not bool(found)
+    for line in lines:
+        assert (line["size"], line["cpus"] > 0, line["load"] >= 0) == ("short", True, True)
+        assert re.fullmatch("[0-9a-f]{12}[+]?", line["commit"])
+
+
+@pytest.mark.parametrize("source", ["seed = 17; raise OSError('no')", "SEED; raise OSError('no')"])
+def test_a_failure_names_the_seed(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("drills.made")
+    exec(f"SEED = 17\ndef run(size):\n    {source}\n    yield", module.__dict__)
+    monkeypatch.setitem(sys.modules, "drills.made", module)
+    (figure,) = campaign.figures("drills", "made", Size.SHORT)
+    assert figure.more == {"error": "OSError: no", "seed": 17}
 
 
 def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
