@@ -27,8 +27,10 @@ class RawServer:
         self._listener = socket.create_server(("127.0.0.1", port), backlog=64)
         self.port: int = self._listener.getsockname()[1]
         self.connections = 0
+        self.ended = 0
+        """Connections that are closed again on this side."""
         self._errors: list[BaseException] = []
-        self._lock = threading.Lock()  # guards _live and _threads
+        self._lock = threading.Lock()  # guards _live, _threads and the counts
         self._live: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
         self._acceptor = threading.Thread(target=self._accept, daemon=True)
@@ -62,6 +64,8 @@ class RawServer:
             with self._lock:
                 self._live.discard(connection)
             connection.close()
+            with self._lock:
+                self.ended += 1
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

@@ -155,7 +155,7 @@ def test_the_child_ends_when_its_parent_is_killed(tmp_path: Path, do: str) -> No
     with subprocess.Popen([sys.executable, "-c", source], env=environ) as parent:
         wait_until(lambda: pid_file.exists() and pid_file.read_text().isdecimal(), "the helper process did not start")
         pid = int(pid_file.read_text())
-        time.sleep(0.1)  # into the long operation
+        wait_until(lambda: deep_in(do, pid), "the helper process did not get into the long operation")
         parent.kill()
     wait_until(lambda: not alive(pid), "the helper process outlived its parent")
 
@@ -195,6 +195,17 @@ def test_a_fork_keeps_no_child_of_its_parent_alive_and_starts_its_own(tmp_path: 
 
 def alive(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return stat_of(pid)[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def deep_in(do: str, pid: int) -> bool:
+    """Whether the process sleeps, or has computed for a second: it takes far less to start."""
+    state, *fields = stat_of(pid)
+    return state == "S" if do == "hang" else int(fields[10]) >= os.sysconf("SC_CLK_TCK")
+
+
+def stat_of(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the third, the state, on."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

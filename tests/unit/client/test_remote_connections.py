@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from support.rawserver import RawServer, answer, read_request, requests, reset
+from support.rawserver import RawServer, answer, read_request, received, requests, reset
 from support.replies import entry_headers, hit, miss, problem
+from support.waiting import wait_until
 from torchtpu_cache import connection as connection_module
 from torchtpu_cache.remote import RemoteStore
 from torchtpu_cache_core.errors import EntryTooLarge, FailureKind, StoreError, StoreRefused, StoreUnavailable
@@ -73,7 +74,8 @@ def test_a_connection_that_was_closed_while_idle_is_replaced(way: str) -> None:
         for expected in (1, 2, 3):
             assert store.get(ENTRY.key) is None
             assert server.connections == expected
-            time.sleep(0.02)  # for the closing to arrive, or the connection is merely busy
+            if way.endswith("after answer"):
+                wait_until(lambda: server.ended == server.connections, "the server did not close its connection")
 
 
 def test_only_one_fresh_connection_is_tried() -> None:
@@ -174,7 +176,7 @@ def test_a_late_100_continue_inside_the_body_is_passed_over(monkeypatch: pytest.
 
     def script(connection: socket.socket) -> None:
         _, headers, rest = read_request(connection, body=False)
-        time.sleep(0.1)
+        rest = rest or received(connection)  # the client waits no longer, and has begun
         connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
         while len(rest) < int(headers["content-length"]):
             rest += connection.recv(1 << 20)
@@ -186,6 +188,8 @@ def test_a_late_100_continue_inside_the_body_is_passed_over(monkeypatch: pytest.
 
 @pytest.mark.parametrize("ending", ["closes", "resets", "stays"])
 def test_a_refusal_in_the_midst_of_a_body_is_heard(ending: str) -> None:
+    heard = threading.Event()
+
     def script(connection: socket.socket) -> None:
         _, _, rest = read_request(connection, body=False)
         connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -193,14 +197,14 @@ def test_a_refusal_in_the_midst_of_a_body_is_heard(ending: str) -> None:
             rest += connection.recv(1 << 16)
         connection.sendall(problem(507, "full"))
         if ending == "stays":
-            select.select([connection], [], [], 0)
-            time.sleep(0.3)
+            assert heard.wait(30)
         elif ending == "resets":
-            time.sleep(0.1)
             reset(connection)
 
-    with RawServer(script) as server, patient(server.url) as store, pytest.raises(StoreError) as caught:
-        store.put(LARGE)
+    with RawServer(script) as server, patient(server.url) as store:
+        with pytest.raises(StoreError) as caught:
+            store.put(LARGE)
+        heard.set()
     assert caught.value.kind is FailureKind.FULL
 
 
