@@ -32,7 +32,7 @@ _NEEDED_BY_THE_SERVICE: Final = ("fastapi", "prometheus_client", "uvicorn")
 def demo(as_json: Json = False) -> None:
     """Compile on one machine, get everything from the cache on another.
 
-    Eight programs for the CPU and for a real TPU v5e in two to three minutes. DEMO_FULL=1 takes all 28 programs;
+    Eight programs for the CPU and for a real TPU v5e, in about a minute and a half. DEMO_FULL=1 takes all 28 programs;
     DEMO_TPU=0 leaves the TPU out.
     """
     from torchtpu_cache.demo.corpus import modules

@@ -17,7 +17,7 @@ DEFAULT_MODULES: Final = (
     "torch_resnet18_fwd",
     "torchtpu_zoo_0",
 )
-"""A mix of training and inference, JAX and PyTorch, that takes two to three minutes for both targets."""
+"""A mix of training and inference, JAX and PyTorch, that takes about a minute and a half for both targets."""
 
 
 def modules(full: bool) -> list[Path]:
