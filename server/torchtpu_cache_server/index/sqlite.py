@@ -13,13 +13,12 @@ import os
 import secrets
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from torchtpu_cache_core.errors import CacheError, FailureKind, StoreError, StoreFull, StoreUnavailable
+from torchtpu_cache_core.errors import CacheError, FailureKind, StoreError, StoreUnavailable
 from torchtpu_cache_core.eviction import AGAIN_SECONDS, is_used_again, least_gain, worth
-from torchtpu_cache_core.manifest import Manifest
 from torchtpu_cache_core.names import Digest, Key, KeyPrefix, Namespace
 from torchtpu_cache_core.stores.failures import translated
 from torchtpu_cache_core.stores.files import FILES
@@ -30,16 +29,9 @@ from torchtpu_cache_server.index.base import (
     IndexTotals,
     Record,
 )
+from torchtpu_cache_server.index.rows import COLUMNS, guarded, only_value, record_of, text_of, totals_of
 from torchtpu_cache_server.index.schema import CLASSES, SCHEMA, VERSION
 
-_COLUMNS: Final = "manifest, executable_bytes, compile_seconds, created_seconds, accessed_seconds, target_name, pinned"
-_DAMAGED: Final = frozenset(
-    {
-        *(sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB),
-        # All statements and values are ours, so a table that is not there, or a rule that is broken, is not our doing.
-        *(sqlite3.SQLITE_ERROR, sqlite3.SQLITE_SCHEMA, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH),
-    }
-)
 _BUSY_SECONDS: Final = 1.0
 """How long a lock of another program is awaited: a person's look into the file, for no process of ours shares it."""
 
@@ -73,11 +65,12 @@ class SqliteIndex(Index):
         token = self._take_note()
         self._writer = self._connect()
         try:
-            with _guarded():
+            with guarded():
                 self._make()
                 self._complete = token != "" and self._fact("complete") == token
-                self._totals = _sum(self._writer.execute("SELECT entries, charged_bytes FROM totals"))
-                if _only(self._writer.execute("SELECT EXISTS (SELECT 1 FROM entries)")) != bool(self._totals.entries):
+                self._totals = totals_of(self._writer.execute("SELECT entries, charged_bytes FROM totals"))
+                has_entries = only_value(self._writer.execute("SELECT EXISTS (SELECT 1 FROM entries)"))
+                if has_entries != bool(self._totals.entries):
                     raise IndexCorrupt("the index has counted entries that it has not, or the other way round")
         except BaseException:
             self._writer.close()
@@ -102,11 +95,11 @@ class SqliteIndex(Index):
         FILES.sync_folder(self._note.parent)
 
     def _connect(self) -> sqlite3.Connection:
-        with _guarded():
+        with guarded():
             connection = sqlite3.connect(
                 self._path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
-            connection.text_factory = _text
+            connection.text_factory = text_of
             try:
                 connection.execute("PRAGMA journal_mode = WAL")
                 # A power cut may lose the last transactions, not the file; the bucket holds the truth.
@@ -126,14 +119,14 @@ class SqliteIndex(Index):
             self._writer.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
 
     def _fact(self, name: str) -> Any:
-        return _only(self._writer.execute("SELECT value FROM facts WHERE name = ?", (name,)))
+        return only_value(self._writer.execute("SELECT value FROM facts WHERE name = ?", (name,)))
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
             if self._closed:
                 raise StoreUnavailable("the index is closed")
-            with _guarded():
+            with guarded():
                 self._writer.execute("BEGIN IMMEDIATE")
                 try:
                     yield self._writer
@@ -154,7 +147,7 @@ class SqliteIndex(Index):
         if connection is None:
             connection = self._connect()
         try:
-            with _guarded():
+            with guarded():
                 yield connection
         finally:
             with self._readers_lock:
@@ -174,10 +167,10 @@ class SqliteIndex(Index):
     def lookup(self, namespace: Namespace, key: Key) -> Record | None:
         with self._reading() as connection:
             row = connection.execute(
-                f"SELECT {_COLUMNS} FROM entries WHERE namespace = ? AND key = ?",  # noqa: S608 - constant columns
+                f"SELECT {COLUMNS} FROM entries WHERE namespace = ? AND key = ?",  # noqa: S608 - constant columns
                 (namespace, key),
             ).fetchone()
-        return None if row is None else _record(row, namespace, key)
+        return None if row is None else record_of(row, namespace, key)
 
     def lookup_many(self, namespace: Namespace, keys: Sequence[Key]) -> dict[Key, Record]:
         found = {}
@@ -186,10 +179,10 @@ class SqliteIndex(Index):
                 batch = keys[start : start + _BATCH]
                 marks = ",".join("?" * len(batch))
                 for row in connection.execute(
-                    f"SELECT {_COLUMNS}, key FROM entries WHERE namespace = ? AND key IN ({marks})",  # noqa: S608
+                    f"SELECT {COLUMNS}, key FROM entries WHERE namespace = ? AND key IN ({marks})",  # noqa: S608
                     (namespace, *batch),
                 ):
-                    record = _record(row[:-1], namespace, row[-1])
+                    record = record_of(row[:-1], namespace, row[-1])
                     found[record.manifest.key] = record
         return found
 
@@ -248,7 +241,7 @@ class SqliteIndex(Index):
                     connection.execute("DELETE FROM totals WHERE namespace = ? AND entries = 0", (namespace,))
             # Only now: a transaction that failed has added nothing.
             if change:
-                self._totals = _sum([(self._totals.entries, self._totals.charged_bytes), tuple(change)])
+                self._totals = totals_of([(self._totals.entries, self._totals.charged_bytes), tuple(change)])
 
     def touch(self, accessed: Mapping[EntryName, float]) -> None:
         with self._writing() as connection:
@@ -278,10 +271,10 @@ class SqliteIndex(Index):
             values.append(target)
         with self._reading() as connection:
             rows = connection.execute(
-                f"SELECT {_COLUMNS} FROM entries WHERE {where} ORDER BY key LIMIT ?",  # noqa: S608 - constant parts
+                f"SELECT {COLUMNS} FROM entries WHERE {where} ORDER BY key LIMIT ?",  # noqa: S608 - constant parts
                 (*values, limit),
             ).fetchall()
-        return [_record(row) for row in rows]
+        return [record_of(row) for row in rows]
 
     def names(self, after: EntryName | None, limit: int) -> list[EntryName]:
         with self._reading() as connection:
@@ -312,18 +305,18 @@ class SqliteIndex(Index):
                 candidates += [(worth(least_gain(number), head[0], now_seconds), *head) for head in heads]
             rows = [
                 connection.execute(
-                    f"SELECT {_COLUMNS} FROM entries WHERE namespace = ? AND key = ?",  # noqa: S608 - constant columns
+                    f"SELECT {COLUMNS} FROM entries WHERE namespace = ? AND key = ?",  # noqa: S608 - constant columns
                     name,
                 ).fetchone()
                 for _, _, *name in heapq.nsmallest(limit, candidates)
             ]
-        return [_record(row) for row in rows if row is not None]
+        return [record_of(row) for row in rows if row is not None]
 
     def totals(self, namespace: Namespace | None = None) -> IndexTotals:
         if namespace is None:
             return self._totals
         with self._reading() as connection:
-            return _sum(
+            return totals_of(
                 connection.execute("SELECT entries, charged_bytes FROM totals WHERE namespace = ?", (namespace,))
             )
 
@@ -354,11 +347,11 @@ class SqliteIndex(Index):
 
     def check(self) -> None:
         with self._writing() as connection:
-            written = _only(
+            written = only_value(
                 connection.execute("UPDATE facts SET value = value + 1 WHERE name = 'checks' RETURNING value")
             )
         with self._reading() as connection:
-            read = _only(connection.execute("SELECT value FROM facts WHERE name = 'checks'"))
+            read = only_value(connection.execute("SELECT value FROM facts WHERE name = 'checks'"))
         if read < written:
             raise StoreUnavailable("the index does not give back what was written", FailureKind.IO)
 
@@ -376,68 +369,3 @@ class SqliteIndex(Index):
             if token:
                 with contextlib.suppress(OSError):
                     self._leave_note(token)
-
-
-@contextlib.contextmanager
-def _guarded() -> Iterator[None]:
-    """Translates what SQLite raises."""
-    try:
-        yield
-    except UnicodeDecodeError as error:
-        # SQLite quotes a damaged schema in its message, and the module cannot read that.
-        raise IndexCorrupt("the index is damaged, and so is what SQLite says of it") from error
-    except sqlite3.Error as error:
-        # Misuse of the module, as after a failed reset, has no code. The low byte of an extended code is the plain one.
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code in _DAMAGED:
-            raise IndexCorrupt(f"the index is damaged: {error}") from error
-        if code == sqlite3.SQLITE_FULL:
-            raise StoreFull("no room to write the index") from error
-        raise StoreUnavailable(f"the index did not answer: {error}", FailureKind.IO) from error
-
-
-def _text(raw: bytes) -> str:
-    """A text of the file; IndexCorrupt where it is none, which the module would tell without a code."""
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        raise IndexCorrupt("the index holds a text that is none") from None
-
-
-def _sum(rows: Iterable[tuple[Any, ...]]) -> IndexTotals:
-    """Of rows with entries and bytes; IndexCorrupt where they hold anything else."""
-    entries = charged_bytes = 0
-    for row in rows:
-        if not all(type(value) is int for value in row):
-            raise IndexCorrupt("the index counts what cannot be counted")
-        entries, charged_bytes = entries + row[0], charged_bytes + row[1]
-    if entries < 0 or charged_bytes < 0:
-        raise IndexCorrupt("the index has counted wrong")
-    return IndexTotals(entries, charged_bytes)
-
-
-def _only(found: sqlite3.Cursor) -> Any:
-    """The one value of a statement; IndexCorrupt where there is none."""
-    row = found.fetchone()
-    if row is None:
-        raise IndexCorrupt("the index lacks what every index has")
-    return row[0]
-
-
-def _record(row: tuple[Any, ...], namespace: str | None = None, key: str | None = None) -> Record:
-    """A row's record; IndexCorrupt unless it is one, and of that name where one is given."""
-    try:
-        manifest = Manifest.from_bytes(row[0])
-        if namespace is not None and (manifest.namespace, manifest.key) != (namespace, key):
-            raise ValueError("it stands under another name")
-        return Record(
-            manifest=manifest,
-            executable_bytes=int(row[1]),
-            compile_seconds=float(row[2]),
-            created_seconds=float(row[3]),
-            accessed_seconds=float(row[4]),
-            target_name=str(row[5]),
-            pinned=bool(row[6]),
-        )
-    except (CacheError, TypeError, ValueError) as error:
-        raise IndexCorrupt(f"the index holds a record that cannot be: {error}") from error
