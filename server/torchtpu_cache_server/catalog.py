@@ -12,15 +12,13 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from torchtpu_cache_core.clock import Clock
-from torchtpu_cache_core.entry import PREFIX, Frame, Header, Verifier
+from torchtpu_cache_core.entry import Header
 from torchtpu_cache_core.errors import (
     CorruptEntry,
     CorruptReason,
-    EntryTooLarge,
     StoreError,
     StoreRefused,
     StoreUnavailable,
@@ -30,11 +28,12 @@ from torchtpu_cache_core.manifest import MAX_MANIFEST_BYTES, Manifest
 from torchtpu_cache_core.names import Digest, Key, Namespace
 from torchtpu_cache_core.store import PutStatus
 from torchtpu_cache_server.blobs.bucket import Bucket, OpenObject, Staged
+from torchtpu_cache_server.blobs.entries import read_entry, read_header
+from torchtpu_cache_server.blobs.generations import generations_of
 from torchtpu_cache_server.blobs.layout import (
     ENTRIES,
     ObjectName,
     blob_name,
-    key_prefix,
     manifest_name,
     parse_generation,
     tombstone_name,
@@ -44,24 +43,8 @@ from torchtpu_cache_server.locks import NamedLocks
 
 _log = logging.getLogger(__name__)
 
-_CHUNK_BYTES: Final = 1 << 20
 _MAX_TRIES: Final = 8
 """Names that something foreign occupies are passed over, but not for ever."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Generations:
-    """What the bucket holds of a key.
-
-    Args:
-        highest: open or closed; 0 for none.
-        open: the open one.
-        superseded: manifests and tombstones that a later tombstone has made void.
-    """
-
-    highest: int
-    open: int | None
-    superseded: list[ObjectName]
 
 
 class Catalog:
@@ -109,7 +92,7 @@ class Catalog:
                     return record
             except StoreError as error:
                 self.doubt_index(error)
-        if self._generations(namespace, key).open is None:
+        if generations_of(self._bucket, namespace, key).open is None:
             return None
         with self._entries.hold((namespace, key)):
             return self._synchronised(namespace, key)
@@ -178,7 +161,7 @@ class Catalog:
             StoreError: it could not be read.
         """
         manifest = record.manifest
-        header, digest = _read_entry(blob)
+        header, digest = read_entry(blob)
         if digest != manifest.digest:
             raise CorruptEntry(CorruptReason.DIGEST, "the blob is not the one that its manifest names")
         if header.key != manifest.key:
@@ -224,18 +207,6 @@ class Catalog:
                 previous = name
                 yield name
 
-    def _generations(self, namespace: Namespace, key: Key) -> _Generations:
-        found = {info.name: parse_generation(info.name) for info in self._bucket.list(key_prefix(namespace, key))}
-        known = [(name, generation) for name, generation in found.items() if generation is not None]
-        closed = max((each.number for _, each in known if each.dead), default=0)
-        highest = max((each.number for _, each in known), default=0)
-        return _Generations(
-            highest=highest,
-            open=highest if highest > closed else None,
-            # The highest tombstone closes all generations before it, so one per key is enough.
-            superseded=[n for n, each in known if each.number < closed or (each.number == closed and not each.dead)],
-        )
-
     def _synchronised(self, namespace: Namespace, key: Key, *, trust_index: bool = True) -> Record | None:
         """The open entry as the bucket has it, with the index brought in line. Under the entry's lock.
 
@@ -249,7 +220,7 @@ class Catalog:
             self.doubt_index(error)
         if known is not None and trust_index and self._index.complete:
             return known
-        generations = self._generations(namespace, key)
+        generations = generations_of(self._bucket, namespace, key)
         self._remove(generations.superseded)  # what a close that was killed, or failed, left
         number = generations.open
         if number is None:
@@ -278,7 +249,7 @@ class Catalog:
         if (manifest.namespace, manifest.key, manifest.generation) != (namespace, key, number):
             raise CorruptEntry(CorruptReason.MANIFEST, "the manifest speaks of another entry")
         with self.blob_of(manifest) as blob:
-            header = _read_header(blob)
+            header = read_header(blob)
             if blob.size_bytes != manifest.size_bytes:
                 raise CorruptEntry(CorruptReason.LENGTH, "the blob and its manifest differ in length")
         if header.key != key:
@@ -324,12 +295,12 @@ class Catalog:
             return False
         with blob:
             try:
-                return blob.size_bytes == size_bytes and _read_entry(blob)[1] == digest
+                return blob.size_bytes == size_bytes and read_entry(blob)[1] == digest
             except CorruptEntry:
                 return False
 
     def _create_manifest(self, namespace: Namespace, key: Key, digest: Digest, size_bytes: int) -> Manifest:
-        number = self._generations(namespace, key).highest
+        number = generations_of(self._bucket, namespace, key).highest
         for _ in range(_MAX_TRIES):
             number += 1
             manifest = Manifest(
@@ -368,7 +339,7 @@ class Catalog:
         self._bucket.make_way()
         self._create(tombstone, note)
         self._forget(namespace, key)
-        self._remove(self._generations(namespace, key).superseded)
+        self._remove(generations_of(self._bucket, namespace, key).superseded)
 
     def _remove(self, superseded: list[ObjectName]) -> None:
         """Under the entry's lock. They say nothing any more, so what cannot be removed now costs only its room."""
@@ -417,32 +388,3 @@ class Catalog:
             self._index.remove(namespace, key)
         except StoreError as error:
             self.doubt_index(error)
-
-
-def _read_header(blob: OpenObject) -> Header:
-    """The header of a blob of the right length; CorruptEntry if it has none."""
-    frame = _read_frame(blob)
-    return Header.from_bytes(blob.read_at(PREFIX.size, frame.header_bytes))
-
-
-def _read_frame(blob: OpenObject) -> Frame:
-    try:
-        frame = Frame.parse(blob.read_at(0, PREFIX.size))
-    except EntryTooLarge as error:
-        raise CorruptEntry(CorruptReason.LENGTH, str(error)) from None
-    if blob.size_bytes < frame.entry_bytes:
-        raise CorruptEntry(CorruptReason.SHORT, "ends before its trailer")
-    if blob.size_bytes > frame.entry_bytes:
-        raise CorruptEntry(CorruptReason.LENGTH, "longer than it declares")
-    return frame
-
-
-def _read_entry(blob: OpenObject) -> tuple[Header, Digest]:
-    """Checks all of a blob; CorruptEntry if it is no entry, StoreError if it cannot be read."""
-    _read_frame(blob)
-    verifier = Verifier()
-    offset = 0
-    while piece := blob.read_at(offset, _CHUNK_BYTES):
-        verifier.feed(piece)
-        offset += len(piece)
-    return verifier.finish()
