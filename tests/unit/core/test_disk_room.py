@@ -100,7 +100,7 @@ def test_reservations_of_the_dead_are_written_off(bench: Bench) -> None:
     store = bench.open()
     store.put(_ENTRY)
     before = store.stats()
-    with store._room._account.changing() as ledger:  # what a writer leaves that is killed after it reserved
+    with store._writer.room._account.changing() as ledger:  # what a writer leaves that is killed after it reserved
         ledger.reserve(shard_of(_ENTRY.key), 1 << 20)
     assert store.stats().size_bytes == before.size_bytes + (1 << 20)
     store.gc()
@@ -114,7 +114,7 @@ def test_no_entry_goes_for_what_the_dead_had_reserved(bench: Bench) -> None:
     for entry in kept:
         store.put(entry)
     for shard in range(0, 256, 10):
-        with store._room._account.changing() as ledger:
+        with store._writer.room._account.changing() as ledger:
             ledger.reserve(shard, 1 << 20)
     bench.clock.advance(90)
     assert store.put(_ENTRY).status is PutStatus.CREATED
@@ -130,7 +130,7 @@ def test_room_that_the_living_have_reserved_is_theirs(bench: Bench) -> None:
     living.parent.mkdir(mode=0o700, exist_ok=True)
     with living.open("wb") as written:
         fcntl.flock(written, fcntl.LOCK_EX)
-        with store._room._account.changing() as ledger:
+        with store._writer.room._account.changing() as ledger:
             ledger.reserve(shard, 4096)
         bench.clock.advance(90)
         store.put(_ENTRY)
