@@ -48,8 +48,8 @@ def stats() -> dict[str, Any]:
 
     Programs are counted in three ways. What was asked for: `requests` = all `hits` + `missed` + all `bypassed`, but
     for what is being looked up in this moment. What was compiled: `missed` + all `bypassed` = `compiled` +
-    `compile_failures`, but for what is being compiled. And what becomes of it, below. Where a key has labels, its value
-    is a count for each that occurred.
+    `compile_failures`, but for what is being compiled, and for what is bypassed and in JAX's own cache. And what
+    becomes of it, below. Where a key has labels, its value is a count for each that occurred.
 
     - `requests`: programs that JAX asked for.
     - `hits`: by tier (`memory`, `disk`, `remote`), loaded by JAX.

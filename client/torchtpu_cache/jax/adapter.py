@@ -48,7 +48,7 @@ class _Call:
         self.given = given
         self.program: JaxProgram | None = None  # None before JAX asks, and for what bypasses
         self.bypassed = False
-        self.waits = False  # it was not found, and is being compiled
+        self.waits = False  # it was not found or bypasses, and is not compiled yet
         self.offered: bytes | None = None  # what `get` gives to JAX while it loads
         self.taken: bytes | None = None  # what JAX gave to `put`
 
@@ -202,7 +202,7 @@ class Adapter:
             self._bypass(call, bypass.reason)
 
     def _bypass(self, call: _Call, reason: str) -> None:
-        call.program, call.bypassed = None, True
+        call.program, call.bypassed, call.waits = None, True, True
         with _Contained("a bypass could not be counted"):
             counters = default_assembly().node.counters
             counters.request()

@@ -193,6 +193,25 @@ def turned_off():
     assert not os.path.isdir(folder) or not os.listdir(folder)
 
 
+def failing():
+    """What XLA refuses is counted, whether it was looked up or bypassed, and adds up."""
+    torchtpu_cache.jax.enable()
+    before = torchtpu_cache.jax.stats()
+    for value in "1", __file__:
+        try:
+            jax.jit(lambda x: x - 7).lower(1.0).compile(compiler_options={"xla_made_up": value})
+        except Exception as error:
+            assert "xla_made_up" in str(error), error
+        else:
+            raise AssertionError("an option that does not exist was taken")
+    after = torchtpu_cache.jax.stats()
+    torchtpu_cache.jax.disable()
+    counts = [after[name] - before[name] for name in ("requests", "missed", "compile_failures", "compiled")]
+    bypassed = after["bypassed"].get("option_names_a_file", 0) - before["bypassed"].get("option_names_a_file", 0)
+    made = counts[3]  # what the call needs besides
+    assert (counts, bypassed) == ([2 + made, 1 + made, 2, made], 1), (counts, bypassed)
+
+
 def client_options():
     """What JAX tells a plugin when it makes the client is part of the key."""
     if "jax_pjrt_client_create_options" not in jax.config.values:

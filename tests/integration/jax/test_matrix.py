@@ -166,5 +166,6 @@ def check_modes(warm: Machine, empty: Machine, outputs: object) -> None:
 def test_the_interface_and_strange_surroundings(machine: Make, tmp_path: Path) -> None:
     variables = {"TORCHTPU_CACHE_JAX": "", "OWN_FOLDER": str(tmp_path / "own")}
     words = ("not_asked", "missing", "other_parameters", "disabling", "compressors", "no_exception_from_below")
-    report = machine("a", variables=variables).run(API_JOB, *words, "client_options", "changed_flags", "turned_off")
+    flags = ("client_options", "changed_flags", "turned_off", "failing")
+    report = machine("a", variables=variables).run(API_JOB, *words, *flags)
     assert report["outputs"]["compressors"] in ([0, 1, 1, 0, 0], [0, 1, 0, 0])
