@@ -25,8 +25,9 @@ from typing import BinaryIO, Final
 
 from torchtpu_cache.counters import Counters, Tier
 from torchtpu_cache_core.clock import SYSTEM_CLOCK, Clock
-from torchtpu_cache_core.entry import PREFIX, Entry, Frame, Header
+from torchtpu_cache_core.entry import PREFIX, Entry, Frame
 from torchtpu_cache_core.errors import BreakerOpen, FailureKind, InvalidName, StoreError, StoreFull
+from torchtpu_cache_core.header import Header
 from torchtpu_cache_core.names import Key, Namespace
 from torchtpu_cache_core.regular import open_regular
 from torchtpu_cache_core.store import CHEAP_COMPILE_SECONDS, Store

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from typing import Final
 
 from torchtpu_cache_core.clock import Clock
-from torchtpu_cache_core.entry import Header
 from torchtpu_cache_core.errors import (
     CorruptEntry,
     CorruptReason,
@@ -23,6 +22,7 @@ from torchtpu_cache_core.errors import (
     StoreRefused,
     StoreUnavailable,
 )
+from torchtpu_cache_core.header import Header
 from torchtpu_cache_core.jsontext import canonical_json
 from torchtpu_cache_core.manifest import MAX_MANIFEST_BYTES, Manifest
 from torchtpu_cache_core.names import Digest, Key, Namespace

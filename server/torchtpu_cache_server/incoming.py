@@ -7,8 +7,9 @@ import threading
 from collections.abc import Callable
 
 from torchtpu_cache_core.closing import Closing
-from torchtpu_cache_core.entry import Header, Verifier
+from torchtpu_cache_core.entry import Verifier
 from torchtpu_cache_core.errors import CorruptEntry, CorruptReason, StoreUnavailable
+from torchtpu_cache_core.header import Header
 from torchtpu_cache_core.manifest import Manifest
 from torchtpu_cache_core.names import Digest, Key
 from torchtpu_cache_core.store import PutStatus

@@ -10,8 +10,9 @@ from typing import Final, NamedTuple
 
 from torchtpu_cache_core.clock import SYSTEM_CLOCK, Clock
 from torchtpu_cache_core.closing import Closing
-from torchtpu_cache_core.entry import Entry, Header
+from torchtpu_cache_core.entry import Entry
 from torchtpu_cache_core.errors import CorruptEntry, StoreError, StoreUnavailable
+from torchtpu_cache_core.header import Header
 from torchtpu_cache_core.manifest import Manifest
 from torchtpu_cache_core.names import Digest, Key, KeyPrefix, Namespace
 from torchtpu_cache_core.store import PutStatus, StoreStats

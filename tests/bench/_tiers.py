@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from support.fleet import Program
-from torchtpu_cache_core.entry import FORMAT_VERSION, MAGIC, PREFIX, Header
+from torchtpu_cache_core.entry import FORMAT_VERSION, MAGIC, PREFIX
+from torchtpu_cache_core.header import Header
 from torchtpu_cache_core.manifest import Manifest
 from torchtpu_cache_core.names import DEFAULT_NAMESPACE, Digest, Key
 from torchtpu_cache_core.stores.disk import ACCESS_MARK_SECONDS

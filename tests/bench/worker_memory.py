@@ -31,7 +31,8 @@ from support.clean import clean_folder
 from support.figures import Figure, Size
 from support.served import Served, launch
 from torchtpu_cache_core import wire
-from torchtpu_cache_core.entry import CODEC_RAW, FORMAT_VERSION, MAGIC, PREFIX, Header
+from torchtpu_cache_core.entry import FORMAT_VERSION, MAGIC, PREFIX
+from torchtpu_cache_core.header import CODEC_RAW, Header
 from torchtpu_cache_core.key import key_of
 from torchtpu_cache_core.names import DEFAULT_NAMESPACE, Digest
 from torchtpu_cache_core.testing.entries import components_for, entry_for

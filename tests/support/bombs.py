@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import zstandard
 
-from torchtpu_cache_core.entry import MAX_EXECUTABLE_BYTES, MAX_EXPANSION
+from torchtpu_cache_core.entry import MAX_EXPANSION
+from torchtpu_cache_core.header import MAX_EXECUTABLE_BYTES
 
 HUGE_BYTES: Final = 10 << 30
 _MAGIC: Final = b"\x28\xb5\x2f\xfd"

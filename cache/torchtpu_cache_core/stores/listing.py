@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from torchtpu_cache_core.entry import Header
+from torchtpu_cache_core.header import Header
 from torchtpu_cache_core.key import Component
 from torchtpu_cache_core.store import EntryInfo
 

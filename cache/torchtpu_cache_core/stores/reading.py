@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from torchtpu_cache_core.entry import MAX_ENTRY_BYTES, PREFIX, Entry, Frame, Header, Verifier
+from torchtpu_cache_core.entry import MAX_ENTRY_BYTES, PREFIX, Entry, Frame, Verifier
 from torchtpu_cache_core.errors import CorruptEntry, CorruptReason, EntryTooLarge
+from torchtpu_cache_core.header import Header
 from torchtpu_cache_core.manifest import BLOCK_PREFIX, MAX_BLOCK_JSON_BYTES, Attestation
 from torchtpu_cache_core.names import Key, Namespace
 from torchtpu_cache_core.store import Stored

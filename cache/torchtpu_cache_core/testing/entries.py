@@ -13,17 +13,9 @@ from typing import Any, Final
 
 import zstandard
 
-from torchtpu_cache_core.entry import (
-    FORMAT_VERSION,
-    MAGIC,
-    MAX_ENTRY_BYTES,
-    MAX_EXECUTABLE_BYTES,
-    MAX_HEADER_BYTES,
-    PREFIX,
-    Entry,
-    Frame,
-)
+from torchtpu_cache_core.entry import FORMAT_VERSION, MAGIC, MAX_ENTRY_BYTES, MAX_HEADER_BYTES, PREFIX, Entry, Frame
 from torchtpu_cache_core.errors import CorruptReason
+from torchtpu_cache_core.header import MAX_EXECUTABLE_BYTES
 from torchtpu_cache_core.jsontext import canonical_json
 from torchtpu_cache_core.key import MAX_TEXT_BYTES, Component, key_of
 from torchtpu_cache_core.names import Key

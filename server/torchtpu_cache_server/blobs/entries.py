@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from torchtpu_cache_core.entry import PREFIX, Frame, Header, Verifier
+from torchtpu_cache_core.entry import PREFIX, Frame, Verifier
 from torchtpu_cache_core.errors import CorruptEntry, CorruptReason, EntryTooLarge
+from torchtpu_cache_core.header import Header
 from torchtpu_cache_core.names import Digest
 from torchtpu_cache_server.blobs.bucket import OpenObject
 

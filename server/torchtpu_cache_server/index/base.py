@@ -16,9 +16,9 @@ import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from torchtpu_cache_core.entry import Header
 from torchtpu_cache_core.errors import StoreUnavailable
 from torchtpu_cache_core.eviction import gain, gain_class
+from torchtpu_cache_core.header import Header
 from torchtpu_cache_core.manifest import Manifest
 from torchtpu_cache_core.names import Digest, Key, KeyPrefix, Namespace
 from torchtpu_cache_core.store import EntryInfo

@@ -13,18 +13,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from torchtpu_cache_core.entry import (
-    CODEC_RAW,
-    CODEC_ZSTD,
-    MAX_EXPANSION,
-    MAX_HEADER_BYTES,
-    PREFIX,
-    Entry,
-    Frame,
-    Header,
-    Verifier,
-)
+from torchtpu_cache_core.entry import MAX_EXPANSION, MAX_HEADER_BYTES, PREFIX, Entry, Frame, Verifier
 from torchtpu_cache_core.errors import CorruptEntry, CorruptReason, EntryTooLarge, InvalidRequest
+from torchtpu_cache_core.header import CODEC_RAW, CODEC_ZSTD, Header
 from torchtpu_cache_core.jsontext import strict_json_object
 from torchtpu_cache_core.key import Component
 from torchtpu_cache_core.stores.immutable import immutable
