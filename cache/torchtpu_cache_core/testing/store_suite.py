@@ -10,9 +10,9 @@ A test class per store, about ten lines:
         def raw_write(self, place, key, data): ...
         def raw_names(self, place): ...
 
-Further hooks are optional; a test that needs one that is not there, or a capability that the store does not declare,
-is skipped with a reason that begins with "capability:". docs/add-a-store.md tells the rest. pytest and hypothesis are
-imported here and in `store_model`, and nowhere else in the package.
+Further hooks (`store_hooks`) are optional; a test that needs one that is not there, or a capability that the store does
+not declare, is skipped with a reason that begins with "capability:". docs/add-a-store.md tells the rest. pytest and
+hypothesis are imported here, in `store_hooks` and in `store_model`, and nowhere else in the package.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final, NoReturn
+from typing import Final
 
 import pytest
 
@@ -37,79 +36,27 @@ from torchtpu_cache_core.store import PutStatus, Store
 from torchtpu_cache_core.stores.listing import target_name
 from torchtpu_cache_core.testing.clock import ManualClock
 from torchtpu_cache_core.testing.entries import Corruption, corruptions, entry_for, key_for, rival_of
+from torchtpu_cache_core.testing.store_hooks import Limits, StoreHooks, deletes, entry_in, lacks
 from torchtpu_cache_core.testing.store_model import run_model
 from torchtpu_cache_core.testing.unpickling import no_unpickling
 from torchtpu_cache_core.testing.worker import Job
+
+__all__ = ["MACHINE_KEY", "Limits", "StoreSuite"]
 
 _VICTIM: Final = entry_for("victim")
 _CORRUPTIONS: Final = list(corruptions(_VICTIM))
 MACHINE_KEY: Final = bytes(range(32))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What a store is opened with; the default lets nothing be evicted."""
-
-    bytes: int = 1 << 30
-    entries: int = 10_000
-
-
-class StoreSuite:
+class StoreSuite(StoreHooks):
     """Hold a store to the contract in `torchtpu_cache_core.store`."""
-
-    model_examples: ClassVar[int] = 25
-    """How many random histories the model test tries; fewer where each opens something slow."""
-
-    sets_aside: ClassVar[bool] = True
-    """What a get finds corrupt is moved away by the store, so that its key is free at once."""
-
-    # ---- hooks -----------------------------------------------------------------------------------------------
-
-    def open_store(self, place: Path, clock: ManualClock, limits: Limits) -> Store:
-        """A store whose medium belongs to `place`. Two stores of one place share it, if the store is shared."""
-        raise NotImplementedError
-
-    def raw_read(self, place: Path, key: Key) -> bytes | None:
-        """The stored bytes of `key`, read past the store; the entry's own bytes stand first. None if absent."""
-        pytest.skip("capability: the store has no medium that can be reached past it")
-
-    def raw_write(self, place: Path, key: Key, data: bytes) -> None:
-        """Puts any bytes where the store would look for the entry of `key`."""
-        pytest.skip("capability: the store has no medium that can be reached past it")
-
-    def raw_names(self, place: Path) -> list[str]:
-        """The name of everything in the medium that stands where entries stand, temporary files included."""
-        pytest.skip("capability: the store has no medium that can be reached past it")
-
-    def opener(self, place: Path) -> tuple[str, list[str]]:
-        """`module:function` and its string arguments, which open the store of `place` in another process."""
-        pytest.skip("capability: the suite was not told how to open the store in another process")
-
-    def broken(self, kind: FailureKind) -> contextlib.AbstractContextManager[None]:
-        """While entered, the medium of all stores opened so far fails: FULL, IO or FORBIDDEN."""
-        pytest.skip("capability: the suite was not told how to make the medium fail")
-
-    # ---- fixtures --------------------------------------------------------------------------------------------
-
-    @pytest.fixture
-    def clock(self) -> ManualClock:
-        return ManualClock()
-
-    @pytest.fixture
-    def place(self, tmp_path: Path) -> Path:
-        return tmp_path / "store"
-
-    @pytest.fixture
-    def store(self, place: Path, clock: ManualClock) -> Iterator[Store]:
-        with self.open_store(place, clock, Limits()) as store:
-            yield store
 
     # ---- misses, hits, conflicts -----------------------------------------------------------------------------
 
     def test_an_empty_store_misses(self, store: Store) -> None:
         assert store.get(_VICTIM.key) is None
         assert not store.contains(_VICTIM.key)
-        assert not _deletes(store) or store.delete(_VICTIM.key) is False
+        assert not deletes(store) or store.delete(_VICTIM.key) is False
         assert not store.capabilities.iterates or list(store.iterate()) == []
         assert store.stats().entries == 0
 
@@ -119,7 +66,7 @@ class StoreSuite:
         outcome = store.put(entry)
         assert (outcome.status, outcome.digest) == (PutStatus.CREATED, entry.digest)
         assert store.contains(entry.key)
-        got = _entry(store, entry.key)
+        got = entry_in(store, entry.key)
         assert bytes(got.buffer) == bytes(entry.buffer)
         assert (got.digest, got.header) == (entry.digest, entry.header)
         assert bytes(got.executable()) == bytes(entry.executable())
@@ -129,7 +76,7 @@ class StoreSuite:
         entry = entry_for("compresses", executable=executable)
         assert entry.header.codec == "zstd"
         store.put(entry)
-        assert bytes(_entry(store, entry.key).executable()) == executable
+        assert bytes(entry_in(store, entry.key).executable()) == executable
 
     def test_put_writes_the_entry_as_it_is(self, store: Store, place: Path) -> None:
         assert self.raw_read(place, _VICTIM.key) is None
@@ -140,7 +87,7 @@ class StoreSuite:
 
     def test_get_reads_the_medium(self, store: Store, place: Path) -> None:
         self.raw_write(place, _VICTIM.key, bytes(_VICTIM.buffer))
-        assert _entry(store, _VICTIM.key).digest == _VICTIM.digest
+        assert entry_in(store, _VICTIM.key).digest == _VICTIM.digest
 
     def test_the_same_again_is_harmless(self, store: Store) -> None:
         store.put(_VICTIM)
@@ -151,11 +98,11 @@ class StoreSuite:
         store.put(_VICTIM)
         outcome = store.put(rival_of(_VICTIM))
         assert (outcome.status, outcome.digest) == (PutStatus.CONFLICT, _VICTIM.digest)
-        assert _entry(store, _VICTIM.key).digest == _VICTIM.digest
+        assert entry_in(store, _VICTIM.key).digest == _VICTIM.digest
 
     def test_a_key_that_was_set_aside_is_free(self, store: Store) -> None:
-        if not _deletes(store):
-            _lacks("deletes")
+        if not deletes(store):
+            lacks("deletes")
         store.put(_VICTIM)
         assert store.set_aside(_VICTIM.key, CorruptReason.PAYLOAD) is True
         assert store.get(_VICTIM.key) is None
@@ -164,8 +111,8 @@ class StoreSuite:
         assert store.set_aside(_VICTIM.key, CorruptReason.PAYLOAD) is False
 
     def test_a_deleted_key_is_free(self, store: Store) -> None:
-        if not _deletes(store):
-            _lacks("deletes")
+        if not deletes(store):
+            lacks("deletes")
         store.put(_VICTIM)
         assert store.delete(_VICTIM.key) is True
         assert store.get(_VICTIM.key) is None
@@ -173,11 +120,11 @@ class StoreSuite:
         assert store.delete(_VICTIM.key) is False
         rival = rival_of(_VICTIM)
         assert store.put(rival).status is PutStatus.CREATED
-        assert _entry(store, rival.key).digest == rival.digest
+        assert entry_in(store, rival.key).digest == rival.digest
 
     def test_attestations_come_back(self, store: Store) -> None:
         if not store.capabilities.keeps_attestation:
-            _lacks("keeps_attestation")
+            lacks("keeps_attestation")
         attestation = Attestation.by_machine(MACHINE_KEY, DEFAULT_NAMESPACE, _VICTIM)
         assert store.put(_VICTIM, attestation).attestation == attestation
         stored = store.get(_VICTIM.key)
@@ -198,16 +145,16 @@ class StoreSuite:
         buffer = bytearray(original.buffer)
         store.put(Entry.parse(memoryview(buffer)))
         buffer[:] = bytes(len(buffer))
-        got = _entry(store, original.key)
+        got = entry_in(store, original.key)
         assert bytes(got.buffer) == bytes(original.buffer)
         assert bytes(got.executable()) == bytes(original.executable())
 
     def test_what_get_gave_outlives_the_entry(self, store: Store) -> None:
-        if not _deletes(store):
-            _lacks("deletes")
+        if not deletes(store):
+            lacks("deletes")
         original = entry_for("outlived", size_bytes=1 << 20)
         store.put(original)
-        got = _entry(store, original.key)
+        got = entry_in(store, original.key)
         store.delete(original.key)
         store.put(rival_of(original))
         assert bytes(got.buffer) == bytes(original.buffer)
@@ -218,7 +165,7 @@ class StoreSuite:
 
     def test_iterate_shows_what_the_headers_say(self, store: Store, clock: ManualClock) -> None:
         if not store.capabilities.iterates:
-            _lacks("iterates")
+            lacks("iterates")
         entries = {e.key: e for e in (entry_for(f"listed {i}", compile_seconds=i + 0.5) for i in range(5))}
         for entry in entries.values():
             store.put(entry)
@@ -240,7 +187,7 @@ class StoreSuite:
         stats = store.stats()
         assert stats.entries == 4
         assert stats.size_bytes >= 4 * 2000
-        if _deletes(store):
+        if deletes(store):
             store.delete(key_for("counted 0"))
             assert store.stats().entries == 3
             assert store.stats().size_bytes < stats.size_bytes
@@ -250,20 +197,20 @@ class StoreSuite:
     def test_durable_entries_outlive_the_store_object(self, place: Path, clock: ManualClock) -> None:
         with self.open_store(place, clock, Limits()) as store:
             if not store.capabilities.durable:
-                _lacks("durable")
+                lacks("durable")
             store.put(_VICTIM)
         with self.open_store(place, clock, Limits()) as store:
-            assert _entry(store, _VICTIM.key).digest == _VICTIM.digest
+            assert entry_in(store, _VICTIM.key).digest == _VICTIM.digest
             assert store.stats().entries == 1
 
     def test_shared_entries_are_seen_at_once(self, store: Store, place: Path, clock: ManualClock) -> None:
         if not store.capabilities.shared:
-            _lacks("shared")
+            lacks("shared")
         with self.open_store(place, clock, Limits()) as other:
             store.put(_VICTIM)
-            assert _entry(other, _VICTIM.key).digest == _VICTIM.digest
+            assert entry_in(other, _VICTIM.key).digest == _VICTIM.digest
             assert other.put(rival_of(_VICTIM)).status is PutStatus.CONFLICT
-            if _deletes(other):
+            if deletes(other):
                 other.delete(_VICTIM.key)
                 assert store.get(_VICTIM.key) is None
 
@@ -284,7 +231,7 @@ class StoreSuite:
         if self.sets_aside:
             assert store.get(_VICTIM.key) is None
             assert store.put(_VICTIM).status is PutStatus.CREATED
-            assert _entry(store, _VICTIM.key).digest == _VICTIM.digest
+            assert entry_in(store, _VICTIM.key).digest == _VICTIM.digest
 
     @pytest.mark.parametrize("corruption", [c for c in _CORRUPTIONS if not c.at_unpack], ids=lambda c: c.name)
     def test_corrupt_bytes_do_not_stop_a_put(self, store: Store, place: Path, corruption: Corruption) -> None:
@@ -292,18 +239,18 @@ class StoreSuite:
             pytest.skip("capability: the store leaves what is corrupt to another to set aside")
         self.raw_write(place, _VICTIM.key, corruption.data)
         assert store.put(_VICTIM).status is PutStatus.CREATED
-        assert _entry(store, _VICTIM.key).digest == _VICTIM.digest
+        assert entry_in(store, _VICTIM.key).digest == _VICTIM.digest
 
     @pytest.mark.parametrize("corruption", [c for c in _CORRUPTIONS if c.at_unpack], ids=lambda c: c.name)
     def test_a_lying_payload_is_caught_before_a_loader(self, store: Store, place: Path, corruption: Corruption) -> None:
         self.raw_write(place, _VICTIM.key, corruption.data)
         with no_unpickling(), pytest.raises(CorruptEntry) as caught:
-            _entry(store, _VICTIM.key).executable()
+            entry_in(store, _VICTIM.key).executable()
         assert caught.value.reason is corruption.reason
 
     def test_listing_leaves_out_what_is_no_entry(self, store: Store, place: Path) -> None:
         if not store.capabilities.iterates:
-            _lacks("iterates")
+            lacks("iterates")
         good = entry_for("good neighbour")
         store.put(good)
         for i, data in enumerate([b"", b"garbage", bytes(100_000), bytes(_VICTIM.buffer)]):
@@ -322,7 +269,7 @@ class StoreSuite:
                 entry = entry_for(f"filling {i}", size_bytes=7000)
                 assert store.put(entry).status is PutStatus.CREATED
                 assert store.stats().size_bytes <= limits.bytes
-                assert _entry(store, entry.key).digest == entry.digest
+                assert entry_in(store, entry.key).digest == entry.digest
             assert 5 <= store.stats().entries < 60
 
     def test_entries_stay_under_the_limit(self, place: Path, clock: ManualClock) -> None:
@@ -333,7 +280,7 @@ class StoreSuite:
                 entry = entry_for(f"counting {i}", size_bytes=100)
                 store.put(entry)
                 assert store.stats().entries <= limits.entries
-                assert _entry(store, entry.key).digest == entry.digest
+                assert entry_in(store, entry.key).digest == entry.digest
             assert store.stats().entries >= 5
 
     def test_an_entry_over_the_limit_is_refused_by_name(self, place: Path, clock: ManualClock) -> None:
@@ -346,13 +293,13 @@ class StoreSuite:
             assert caught.value.size_bytes >= large.size_bytes
             assert caught.value.limit_bytes is not None
             assert store.get(large.key) is None
-            assert _entry(store, small.key).digest == small.digest
+            assert entry_in(store, small.key).digest == small.digest
 
     @contextlib.contextmanager
     def _evicting(self, place: Path, clock: ManualClock, limits: Limits) -> Iterator[Store]:
         with self.open_store(place, clock, limits) as store:
             if not store.capabilities.evicts:
-                _lacks("evicts")
+                lacks("evicts")
             yield store
 
     # ---- faults ----------------------------------------------------------------------------------------------
@@ -379,7 +326,7 @@ class StoreSuite:
             with pytest.raises(StoreError) as caught:
                 store.get(_VICTIM.key)
             assert caught.value.kind is kind
-        assert _entry(store, _VICTIM.key).digest == _VICTIM.digest
+        assert entry_in(store, _VICTIM.key).digest == _VICTIM.digest
 
     # ---- many at once ----------------------------------------------------------------------------------------
 
@@ -394,7 +341,7 @@ class StoreSuite:
                 entry = entry_for(name, executable=f"{name} by {thread}".encode() * 100)
                 outcome = store.put(entry)
                 statuses.append((name, outcome.status))
-                assert _entry(store, entry.key).digest == outcome.digest
+                assert entry_in(store, entry.key).digest == outcome.digest
             return statuses
 
         with ThreadPoolExecutor(8) as pool:
@@ -405,7 +352,7 @@ class StoreSuite:
 
     def test_processes_agree(self, store: Store, place: Path) -> None:
         if not store.capabilities.shared:
-            _lacks("shared")
+            lacks("shared")
         opener, arguments = self.opener(place)
         names = [f"shared {i}" for i in range(10)]
         jobs = [Job(opener=opener, arguments=arguments, names=names, variant=str(i), rounds=3) for i in range(3)]
@@ -417,7 +364,7 @@ class StoreSuite:
             puts = [put for result in results for put in result["puts"][name]]
             assert [status for status, _ in puts].count(PutStatus.CREATED) == 1
             digests = {digest for _, digest in puts} | {d for result in results for d in result["gets"][name]}
-            assert digests == {_entry(store, key_for(name)).digest}
+            assert digests == {entry_in(store, key_for(name)).digest}
 
     # ---- random histories ------------------------------------------------------------------------------------
 
@@ -438,18 +385,3 @@ class StoreSuite:
         assert raw is not None
         self.raw_write(place, key, raw[:-1] + bytes([raw[-1] ^ 1]))
         return True
-
-
-def _entry(store: Store, key: Key) -> Entry:
-    stored = store.get(key)
-    assert stored is not None
-    stored.entry.check(key)
-    return stored.entry
-
-
-def _lacks(capability: str) -> NoReturn:
-    pytest.skip(f"capability: the store does not declare {capability}")
-
-
-def _deletes(store: Store) -> bool:
-    return store.capabilities.deletes and store.capabilities.writable
