@@ -315,6 +315,11 @@ class Node:
         self._storing.add(publication)
         return publication
 
+    @property
+    def storing(self) -> int:
+        """How many executables were compiled in this process and are not in the tiers yet."""
+        return self._storing.waiting
+
     def flush(self) -> bool:
         """Waits until what was compiled or fetched so far is stored on this machine, a few seconds at most.
 

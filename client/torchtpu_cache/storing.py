@@ -103,6 +103,11 @@ class Storing:
             self._counters.not_published("internal")
 
     @property
+    def waiting(self) -> int:
+        """How many were compiled in this process and are not in the tiers yet."""
+        return len(self._fresh)
+
+    @property
     def _fresh(self) -> dict[Key, Publication]:
         if self._state.pid != os.getpid():
             self._state = _State()

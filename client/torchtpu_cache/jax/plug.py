@@ -126,10 +126,10 @@ def disable() -> None:
 def stats() -> dict[str, Any]:
     """As `torchtpu_cache.jax.stats` says."""
     if not _was_enabled:
-        return {**Counters().snapshot(), "waiting": 0}
+        return {**Counters().snapshot(), "storing": 0, "waiting": 0}
     assembly = api.default_assembly()
     waiting = 0 if assembly.spool is None else assembly.spool.stats().entries
-    return {**assembly.node.counters.snapshot(), "waiting": waiting}
+    return {**assembly.node.counters.snapshot(), "storing": assembly.node.storing, "waiting": waiting}
 
 
 def _import_jax() -> Any:

@@ -509,6 +509,7 @@ def test_nobody_waits_for_the_disk_and_what_is_not_there_yet_is_found_here(secon
     assert not disk.contains(key_of())
     assert (compiled.tier, again.tier) == (Tier.COMPILED, Tier.MEMORY)
     assert isinstance(again.loaded, FakeLoaded)
+    assert under_test.storing == 1
     disk.gate.set()
     under_test.flush()
     stored = disk.get(key_of())
@@ -516,7 +517,9 @@ def test_nobody_waits_for_the_disk_and_what_is_not_there_yet_is_found_here(secon
     assert compiled.digest == again.digest == stored.entry.digest
     assert compiled.entry_bytes == stored.entry.size_bytes
     assert under_test.counters.snapshot()["hits"] == {"memory": 1}
-    assert under_test._storing._fresh == {}
+    assert under_test.storing == 0
+    totals = under_test.counters.snapshot()
+    assert (totals["requests"], totals["missed"]) == (2, 1)
 
 
 def test_nobody_waits_for_the_disk_after_a_hit_of_the_remote() -> None:
