@@ -44,12 +44,12 @@ class Figure:
     @classmethod
     def at_most(cls, name: str, value: float, unit: str, bar: float, **more: Any) -> Self:
         """A figure that must not be over its bar."""
-        return cls(name, value, unit, f"<= {bar:g}", value <= bar, more)
+        return cls(name, value, unit, f"<= {_bar(bar)}", value <= bar, more)
 
     @classmethod
     def at_least(cls, name: str, value: float, unit: str, bar: float, **more: Any) -> Self:
         """A figure that must not be under its bar."""
-        return cls(name, value, unit, f">= {bar:g}", value >= bar, more)
+        return cls(name, value, unit, f">= {_bar(bar)}", value >= bar, more)
 
     @classmethod
     def none_of(cls, name: str, found: int, of: int, **more: Any) -> Self:
@@ -70,6 +70,10 @@ class Figure:
 
 Campaign = Callable[[Size], Iterator[Figure]]
 """`run(size)` of a module in tests/drills or tests/bench: yields each figure as soon as it is known."""
+
+
+def _bar(bar: float) -> str:
+    return f"{bar:,.0f}" if bar == int(bar) else f"{bar:g}"
 
 
 def _rounded(value: float) -> float:
