@@ -86,8 +86,10 @@ from pathlib import Path
 from torchtpu_cache_core.names import DEFAULT_NAMESPACE
 from torchtpu_cache_core.paths import cache_dir, data_dir, ensure_private_dir
 from torchtpu_cache_core.stores.disk import DiskStore
+from torchtpu_cache_core.stores.writing import Writer
 from torchtpu_cache_core.testing.entries import entry_for
-os.setgid(54321); os.setuid(54321)  # after the imports: the interpreter may be installed out of a stranger's reach
+# After all imports, what the store imports late among them: the interpreter may be installed out of a stranger's reach.
+os.setgid(54321); os.setuid(54321)
 for name in ("HOME", "USER", "LOGNAME"):
     os.environ.pop(name, None)
 os.environ.update(json.loads(sys.argv[1]))
