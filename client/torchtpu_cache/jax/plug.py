@@ -71,6 +71,15 @@ _speaks_at_exit = False
 _was_enabled = False  # in this process or the one that it was forked from
 
 
+def _renew_lock() -> None:
+    """In a forked child: the thread that may have held the lock is not there to give it back."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
 def enable() -> bool:
     """As `torchtpu_cache.jax.enable` says."""
     try:

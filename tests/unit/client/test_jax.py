@@ -20,6 +20,7 @@ from jaxlib.mlir._mlir_libs import _jax_mlir_ext
 from jaxlib.mlir.dialects import stablehlo
 
 import torchtpu_cache.jax
+from support.forking import succeeds_in_fork
 from torchtpu_cache.compilers.messages import blames_executable
 from torchtpu_cache.jax import plug, switch
 from torchtpu_cache.jax.program import check_module, check_options, keyed
@@ -298,6 +299,7 @@ def test_without_jax_enabling_says_what_to_install() -> None:
 import sys
 sys.modules["jax"] = None
 import torchtpu_cache.jax
+from support.forking import succeeds_in_fork
 from torchtpu_cache import CompilerMissing
 torchtpu_cache.jax.disable()
 print(torchtpu_cache.jax.stats()["requests"])
@@ -366,3 +368,8 @@ def test_the_line_at_the_end_says_what_came_from_where() -> None:
         "JAX asked for 9 programs: hits: disk 3, remote 2, missed: 3, bypassed: host_callback 1; compiled 4 in 7.2 s,"
         " about 0.0 s saved; published: created 1, not published: cheap 2, waiting for the remote: 0"
     )
+
+
+def test_a_child_that_is_forked_while_jax_is_changed_can_use_it() -> None:
+    with plug._lock:
+        assert succeeds_in_fork(torchtpu_cache.jax.disable)
