@@ -38,7 +38,7 @@ from torchtpu_cache_server.transfer import Pace, Transfer
 
 Pairs = Sequence[tuple[bytes, bytes]]
 
-_MAX_HEADS: Final = 16_384
+_MAX_HEADS: Final = 4096  # about 700 bytes each
 _MAX_HEAD_BYTES: Final = 1024
 _MAX_HELD_BYTES: Final = 64 << 10
 _BEGINNING: Final = b"GET /v1/"
@@ -86,6 +86,7 @@ class Express:
         except CacheError:
             return None  # it will be met again there, and told
         if found is None:
+            del self._known[head]  # gone, or asked for seldom
             return None
         if defaults is not self._defaults:
             # uvicorn makes a new list each second, for the date.

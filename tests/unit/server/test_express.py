@@ -198,6 +198,7 @@ def test_a_delete_and_a_new_entry_are_seen_at_once(tmp_path: Path) -> None:
         talk = await site.known(_SMALL)
         assert site.service.delete(DEFAULT_NAMESPACE, _SMALL.key)
         assert (await talk.ask(head_of(_SMALL))).status == 404
+        assert not site.express._known
         rival = rival_of(_SMALL)
         site.service.put(DEFAULT_NAMESPACE, rival)
         for _ in range(2):
