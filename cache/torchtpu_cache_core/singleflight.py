@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
+
+from torchtpu_cache_core.perprocess import PerProcess
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -21,10 +22,7 @@ class _Flight(Generic[V]):
 
 
 class _State(Generic[K, V]):
-    """Of one process: a forked child has no thread of its parent's that would end a flight, or give the lock back."""
-
     def __init__(self) -> None:
-        self.pid = os.getpid()
         self.lock = threading.Lock()  # guards the flights and their counts, for moments only
         self.flights: dict[K, _Flight[V]] = {}
 
@@ -39,7 +37,7 @@ class SingleFlight(Generic[K, V]):
     """
 
     def __init__(self) -> None:
-        self._state: _State[K, V] = _State()
+        self._state: PerProcess[_State[K, V]] = PerProcess(_State)
 
     def do(self, key: K, call: Callable[[], V]) -> tuple[V, bool]:
         """The result of `call`, and whether this thread ran it.
@@ -47,7 +45,7 @@ class SingleFlight(Generic[K, V]):
         Raises:
             whatever `call` raises, in the thread that ran it.
         """
-        state = self._own_state()
+        state = self._state.get()
         while True:
             with state.lock:
                 flight = state.flights.get(key)
@@ -63,15 +61,10 @@ class SingleFlight(Generic[K, V]):
 
     def waiting(self, key: K) -> int:
         """How many threads wait for the result of `key` now."""
-        state = self._own_state()
+        state = self._state.get()
         with state.lock:
             flight = state.flights.get(key)
             return 0 if flight is None else flight.waiting
-
-    def _own_state(self) -> _State[K, V]:
-        if self._state.pid != os.getpid():
-            self._state = _State()
-        return self._state
 
 
 def _lead(state: _State[K, V], key: K, flight: _Flight[V], call: Callable[[], V]) -> V:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import enum
 import logging
-import os
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -33,6 +32,7 @@ from torchtpu_cache_core.errors import (
 )
 from torchtpu_cache_core.manifest import Attestation
 from torchtpu_cache_core.names import Key
+from torchtpu_cache_core.perprocess import PerProcess
 from torchtpu_cache_core.store import EntryInfo, PutOutcome, Store, Stored, StoreStats
 from torchtpu_cache_core.stores.wrap import Wrapper
 
@@ -95,10 +95,7 @@ class BreakerStatus:
 
 
 class _Circuit:
-    """The state of one process."""
-
     def __init__(self) -> None:
-        self.pid = os.getpid()
         self.lock = threading.Lock()  # guards all below; held for no I/O and no wait
         self.open_error: StoreError | None = None
         self.last_error: StoreError | None = None
@@ -135,11 +132,11 @@ class BreakerStore(Wrapper):
         self._settings = settings or BreakerSettings()
         self._clock = clock
         self._jitter = jitter
-        self._circuit = _Circuit()
+        self._circuit = PerProcess(_Circuit)
 
     @property
     def status(self) -> BreakerStatus:
-        circuit = self._own_circuit()
+        circuit = self._circuit.get()
         with circuit.lock:
             error = circuit.open_error or circuit.last_error
             return BreakerStatus(
@@ -172,12 +169,12 @@ class BreakerStore(Wrapper):
         return self._guarded(_Right.READ, self._inner.stats)
 
     def close(self) -> None:
-        self._own_circuit().stop.set()
+        self._circuit.get().stop.set()
         super().close()
 
     def probe_once(self) -> bool:
         """Asks the store whether it is back, and closes the breaker if it is. What the background thread runs."""
-        circuit = self._own_circuit()
+        circuit = self._circuit.get()
         try:
             self._probe()
         except StoreError as error:
@@ -191,13 +188,8 @@ class BreakerStore(Wrapper):
             circuit.failures = 0
         return True
 
-    def _own_circuit(self) -> _Circuit:
-        if self._circuit.pid != os.getpid():
-            self._circuit = _Circuit()
-        return self._circuit
-
     def _guarded(self, right: _Right, call: Callable[[], _T]) -> _T:
-        circuit = self._own_circuit()
+        circuit = self._circuit.get()
         if circuit.open_error is not None or circuit.refusals:
             self._refuse_now(circuit, right)
         try:

@@ -11,12 +11,13 @@ A process that dies loses what waits: it is compiled or fetched again. One that 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
+
+from torchtpu_cache_core.perprocess import PerProcess
 
 _log = logging.getLogger(__name__)
 
@@ -58,10 +59,7 @@ class _Queue:
 
 
 class _State:
-    """Of one process: a forked child has no such thread, and its parent does what waits."""
-
     def __init__(self) -> None:
-        self.pid = os.getpid()
         self.changed = threading.Condition()  # guards all below
         self.soon = _Queue(_MAX_WAITING_BYTES)
         self.slow = _Queue(_MAX_SLOW_BYTES)
@@ -74,10 +72,10 @@ class _State:
 
 
 class Later:
-    """Does work in the background. Thread-safe, and safe to use after a fork."""
+    """Does work in the background. Thread-safe, and safe to use after a fork: the parent does what waits in it."""
 
     def __init__(self) -> None:
-        self._state = _State()
+        self._state = PerProcess(_State)
 
     def do(self, work: Work, size_bytes: int, *, slowly: bool = False) -> bool:
         """Takes work to do; False, and it is the caller's still, where too much waits or this is closed.
@@ -85,7 +83,7 @@ class Later:
         Args:
             size_bytes: what the work keeps in memory until it is done.
         """
-        state = self._own_state()
+        state = self._state.get()
         with state.changed:
             queue = state.slow if slowly else state.soon
             if state.closed or not queue.has_room(size_bytes):
@@ -104,7 +102,7 @@ class Later:
 
     def flush(self) -> bool:
         """Waits until nothing waits, a few seconds at most; whether that came to be."""
-        state = self._own_state()
+        state = self._state.get()
         with state.changed:
             state.flushing += 1
             state.changed.notify_all()
@@ -118,17 +116,12 @@ class Later:
 
     def close(self) -> None:
         """Flushes, unless that was just in vain, and takes no more. Closing twice is harmless."""
-        state = self._own_state()
+        state = self._state.get()
         if not state.gave_up:
             self.flush()
         with state.changed:
             state.closed = True
             state.changed.notify_all()
-
-    def _own_state(self) -> _State:
-        if self._state.pid != os.getpid():
-            self._state = _State()
-        return self._state
 
 
 def _loop(state: _State) -> None:

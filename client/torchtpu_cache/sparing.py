@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from typing import Final
 
 from torchtpu_cache_core.clock import SYSTEM_CLOCK, Clock
+from torchtpu_cache_core.perprocess import PerProcess
 
 _PAUSE_SECONDS: Final = 60.0
 
 
 class _State:
-    """Of one process: the thread that may have held the lock is not there in a forked child to give it back."""
-
     def __init__(self) -> None:
-        self.pid = os.getpid()
         self.lock = threading.Lock()  # guards said
         self.said: dict[str, float] = {}
 
@@ -30,19 +27,14 @@ class SparingLog:
     def __init__(self, log: logging.Logger, clock: Clock = SYSTEM_CLOCK) -> None:
         self._log = log
         self._clock = clock
-        self._state = _State()
+        self._state = PerProcess(_State)
 
     def warning(self, topic: str, message: str, *arguments: object) -> None:
         """Logs `message` unless its topic was heard within the last minute."""
         now = self._clock.monotonic()
-        state = self._own_state()
+        state = self._state.get()
         with state.lock:
             if now - state.said.get(topic, float("-inf")) < _PAUSE_SECONDS:
                 return
             state.said[topic] = now
         self._log.warning(message, *arguments)
-
-    def _own_state(self) -> _State:
-        if self._state.pid != os.getpid():
-            self._state = _State()
-        return self._state

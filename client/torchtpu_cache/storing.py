@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 from functools import partial
 from typing import TYPE_CHECKING
 
 from torchtpu_cache_core.errors import InvalidRequest, StoreError
 from torchtpu_cache_core.manifest import Attestation
+from torchtpu_cache_core.perprocess import PerProcess
 
 if TYPE_CHECKING:
     from torchtpu_cache.counters import Counters
@@ -22,14 +22,6 @@ if TYPE_CHECKING:
     from torchtpu_cache_core.store import Stored
 
 _log = logging.getLogger(__name__)
-
-
-class _State:
-    """Of one process: what a forked child has from its parent, its parent stores."""
-
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-        self.fresh: dict[Key, Publication] = {}  # compiled, and not yet in the tiers
 
 
 class Storing:
@@ -58,11 +50,11 @@ class Storing:
         self._spool = spool
         self._machine_key = machine_key
         self._namespace = namespace
-        self._state = _State()
+        self._fresh: PerProcess[dict[Key, Publication]] = PerProcess(dict)  # compiled, and not yet in the tiers
 
     def find(self, keyed: Keyed) -> Publication | None:
         """What was compiled for exactly this, and is not in the tiers yet."""
-        publication = self._fresh.get(keyed.key)
+        publication = self._fresh.get().get(keyed.key)
         matches = publication is not None and publication.keyed.components == keyed.components
         return publication if matches else None
 
@@ -70,7 +62,7 @@ class Storing:
         """Stores it here and for the remote, soon; by the caller's hand where too much waits."""
         if publication.cheap:
             self._counters.not_published("cheap")  # sharing it costs more than compiling it
-        self._fresh[publication.keyed.key] = publication
+        self._fresh.get()[publication.keyed.key] = publication
         if self._later is None:
             self._store(publication)
             return
@@ -80,7 +72,7 @@ class Storing:
 
     def forget(self, publication: Publication) -> None:
         """Gives up the place of what is in the tiers by now, or should never be."""
-        fresh = self._fresh
+        fresh = self._fresh.get()
         if fresh.get(publication.keyed.key) is publication:
             fresh.pop(publication.keyed.key, None)
 
@@ -105,13 +97,7 @@ class Storing:
     @property
     def waiting(self) -> int:
         """How many were compiled in this process and are not in the tiers yet."""
-        return len(self._fresh)
-
-    @property
-    def _fresh(self) -> dict[Key, Publication]:
-        if self._state.pid != os.getpid():
-            self._state = _State()
-        return self._state.fresh
+        return len(self._fresh.get())
 
     def _store(self, publication: Publication, *, caller_waits: bool = False) -> None:
         """Packs it, and stores it unless another took its place meanwhile.
@@ -120,7 +106,7 @@ class Storing:
             caller_waits: too much waits for the thread already, so that this is done while somebody waits for it.
         """
         try:
-            if self._fresh.get(publication.keyed.key) is publication:
+            if self._fresh.get().get(publication.keyed.key) is publication:
                 store_packed = self._store_while_waiting if caller_waits else self._store_packed
                 store_packed(publication.entry(), cheap=publication.cheap)
         except (StoreError, InvalidRequest, MemoryError) as error:

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import socket
 import threading
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from torchtpu_cache.connection import Answer, Connection, Patience, Question, Stream
 from torchtpu_cache_core.clock import Clock
 from torchtpu_cache_core.endpoint import Endpoint
 from torchtpu_cache_core.errors import FailureKind, StoreRefused, StoreUnavailable
+from torchtpu_cache_core.perprocess import PerProcess
 
 if TYPE_CHECKING:
     import ssl
@@ -27,10 +28,9 @@ _MAX_IDLE_SECONDS: Final = 60.0
 
 
 class _Pool:
-    """The connections of one process. The semaphore bounds the open ones; idle ones are taken last in, first out."""
+    """Connections. The semaphore bounds the open ones; idle ones are taken last in, first out."""
 
     def __init__(self, max_connections: int) -> None:
-        self.pid = os.getpid()
         self.slots = threading.BoundedSemaphore(max_connections)
         self.idle: deque[Connection] = deque()
         self.open: set[Connection] = set()
@@ -71,9 +71,8 @@ class Transport:
         self._endpoint = endpoint
         self._patience = patience
         self._clock = clock
-        self._max_connections = max_connections
         self._ssl_context = ssl_context
-        self._pool = _Pool(max_connections)
+        self._pool = PerProcess(partial(_Pool, max_connections), abandon=_Pool.abandon)
 
     @property
     def endpoint(self) -> Endpoint:
@@ -81,7 +80,7 @@ class Transport:
 
     def close(self) -> None:
         """Closes idle connections at once, the others when their exchange ends."""
-        pool = self._own_pool()
+        pool = self._pool.get()
         pool.closed = True
         pool.close_idle()
 
@@ -94,7 +93,7 @@ class Transport:
             StoreRefused: PROTOCOL, the peer does not speak HTTP or its certificate does not verify.
         """
         where = self._endpoint.authority
-        pool = self._own_pool()
+        pool = self._pool.get()
         if not pool.slots.acquire(timeout=self._patience.answer_seconds):
             raise StoreUnavailable(f"all connections to {where} are in use", FailureKind.TIMEOUT)
         connection: Connection | None = None
@@ -120,13 +119,6 @@ class Transport:
             return
         connection.idle_since = self._clock.monotonic()
         pool.idle.append(connection)
-
-    def _own_pool(self) -> _Pool:
-        pool = self._pool
-        if pool.pid != os.getpid():
-            pool.abandon()
-            pool = self._pool = _Pool(self._max_connections)
-        return pool
 
     def _idle_connection(self, pool: _Pool) -> Connection | None:
         while pool.idle:

@@ -245,7 +245,7 @@ def test_probes_come_ever_more_seldom_until_a_real_call_succeeds(
     pauses: list[float] = []
 
     def pause() -> float:
-        return (breaker._circuit.not_before - clock.monotonic()) / share
+        return (breaker._circuit.get().not_before - clock.monotonic()) / share
 
     dead = StoreUnavailable("it is dead", FailureKind.CONNECT)
     fail(breaker, inner, dead)
@@ -349,7 +349,7 @@ def test_many_threads_open_it_once(inner: Failing, clock: ManualClock) -> None:
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_forked_child_starts_closed_and_holds_no_lock_of_its_parent(breaker: BreakerStore, inner: Failing) -> None:
     fail(breaker, inner, StoreUnavailable("it is dead", FailureKind.CONNECT))
-    with breaker._circuit.lock:
+    with breaker._circuit.get().lock:
         pid = os.fork()
         if pid == 0:
             try:

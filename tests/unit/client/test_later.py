@@ -150,5 +150,5 @@ def test_a_topic_is_heard_once_a_minute(caplog: pytest.LogCaptureFixture) -> Non
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_forked_child_warns_though_a_thread_of_its_parent_was_about_to() -> None:
     log = SparingLog(logging.getLogger("test"), ManualClock())
-    with log._state.lock:  # as a thread holds it that the fork leaves behind
+    with log._state.get().lock:  # as a thread holds it that the fork leaves behind
         assert succeeds_in_fork(lambda: log.warning("disk.io", "broken"))

@@ -599,7 +599,7 @@ def test_what_cannot_be_packed_is_used_and_counted(monkeypatch: pytest.MonkeyPat
     result = settled(under_test, request(), FakeCompiler())
     assert (result.tier, result.digest, result.entry_bytes) == (Tier.COMPILED, None, 0)
     assert under_test.counters.snapshot()["not_published"] == {"unpackable": 1}
-    assert under_test._storing._fresh == {}
+    assert under_test.storing == 0
 
 
 def test_an_end_in_order_stores_what_waits() -> None:

@@ -290,7 +290,7 @@ def test_many_threads_share_a_few_connections() -> None:
 
         with ThreadPoolExecutor(16) as pool:
             list(pool.map(work, range(16)))
-        assert len(store._transport._pool.idle) <= 8
+        assert len(store._transport._pool.get().idle) <= 8
 
 
 # A fork of a threaded process is what is tried here.
@@ -307,7 +307,7 @@ def test_a_forked_child_has_connections_of_its_own() -> None:
         assert store.get(ENTRY.key) is not None
         ours = set(peers)
         # Every slot and lock of the parent's is taken in the child's copy; none of them may matter there.
-        slots = store._transport._pool.slots
+        slots = store._transport._pool.get().slots
         taken = 0
         while slots.acquire(blocking=False):
             taken += 1
@@ -331,7 +331,7 @@ def test_a_forked_child_has_connections_of_its_own() -> None:
 
 def test_callers_beyond_the_last_connection_wait_a_bounded_time() -> None:
     with counting_server() as server, patient(server.url) as store:
-        slots = store._transport._pool.slots
+        slots = store._transport._pool.get().slots
         taken = 0
         while slots.acquire(blocking=False):
             taken += 1
