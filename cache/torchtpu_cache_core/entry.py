@@ -7,7 +7,7 @@
 | 10 | 2 | zero |
 | 12 | 4 | header length H |
 | 16 | 8 | payload length P |
-| 24 | H | header: JSON, UTF-8, sorted keys, no spaces |
+| 24 | H | header: JSON, ASCII, sorted names, no spaces |
 | 24 + H | P | payload: the executable, coded as the header's `codec` says |
 | 24 + H + P | 32 | SHA-256 of all bytes before |
 

@@ -173,7 +173,7 @@ def compile(
 _default: tuple[int, Assembly] | None = None
 _default_lock = threading.Lock()  # guards _default and _finalized
 _finalized: int | None = None  # the process that multiprocessing closes
-_closed: int | None = None  # the process that has closed its assembly at its end
+_closed: int | None = None  # the process that has closed its assembly at its end, when no thread starts one any more
 
 
 def _renew_lock() -> None:
@@ -197,7 +197,8 @@ def default_assembly() -> Assembly:
 
 
 def _have_multiprocessing_close() -> None:
-    """It ends children that it forked without asking atexit, and forgets what they registered before it runs them."""
+    """It ends a forked child by os._exit, which skips atexit, and clears inherited finalizers before the child runs: so
+    each child registers its own."""
     global _finalized
     process = sys.modules.get("multiprocessing.process")
     if process is not None and _finalized != os.getpid() and process.parent_process() is not None:

@@ -23,8 +23,8 @@ class Credit:
 
     Each second that it waited in vain takes one, each that a hit spared gives one, and each of a compile gives a
     tenth; there are never more than two. So a tier is asked as long as that pays, and one that is slow and has nothing
-    costs a job at most two seconds and a tenth of its compiles, but for the last wait, which may overdraw by ten: a
-    machine that stood still for an hour in the middle of a wait says nothing of the tier.
+    costs a job at most two seconds and a tenth of its compiles, but for the last wait. That may take any time, and no
+    more than ten seconds of it are held against the tier: a machine may have stood still for an hour meanwhile.
     """
 
     def __init__(self) -> None:

@@ -34,11 +34,12 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Entries of this machine's disk tier, or of the remote.", no_args_is_help=True)
 
 _MOST_KEYS_TOLD: Final = 5
-_ABSENT: Final = "there is no such entry; `torchtpu-cache cache ls` shows the keys"
+_ABSENT: Final = "there is no such entry; `torchtpu-cache cache ls` shows the keys, with --at-remote the service's"
 
 AtRemote = Annotated[bool, typer.Option("--at-remote", help="The service's entries instead of this machine's.")]
 Keys = Annotated[
-    list[str], typer.Argument(help="Keys, beginnings of them, or names of programs, if unique.", metavar="KEY...")
+    list[str],
+    typer.Argument(help="Keys, beginnings of them, or names of this machine's programs, if unique.", metavar="KEY..."),
 ]
 
 
@@ -236,11 +237,14 @@ def find_key(store: Store, text: str) -> Key | None:
     """The key that `text` means in `store`, or None; ends the command where it could mean several.
 
     Args:
-        text: a key, the beginning of one, or what is no such thing and so the name of a program.
+        text: a key, the beginning of one, or what is no such thing and so the name of a program; names are those of
+            this machine's disk tier, since a service tells none.
     """
     from torchtpu_cache_core.errors import InvalidName
     from torchtpu_cache_core.names import Key, KeyPrefix
 
+    if not text.strip():
+        fail("an empty text is no key; `torchtpu-cache cache ls` shows the keys", EXIT_USAGE)
     try:
         prefix = KeyPrefix(text.rstrip("…"))
     except InvalidName:

@@ -224,3 +224,11 @@ def test_a_reader_that_goes_away_is_no_traceback(cache: Path) -> None:
         process.stdout.close()
         err = process.stderr.read()
     assert b"Traceback" not in err
+
+
+def test_an_empty_text_is_no_key(tmp_path: Path) -> None:
+    """Where a shell variable is unset, nothing may go."""
+    for words in (("cache", "rm", ""), ("cache", "show", " "), ("dev", "diff", "", "")):
+        answer = ttc(*words, environ={"TORCHTPU_CACHE_DIR": str(tmp_path / "cache")})
+        assert answer.code == 2
+        assert "an empty text is no key" in answer.one_sentence()

@@ -299,7 +299,6 @@ def test_without_jax_enabling_says_what_to_install() -> None:
 import sys
 sys.modules["jax"] = None
 import torchtpu_cache.jax
-from support.forking import succeeds_in_fork
 from torchtpu_cache import CompilerMissing
 torchtpu_cache.jax.disable()
 print(torchtpu_cache.jax.stats()["requests"])
