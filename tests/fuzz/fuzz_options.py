@@ -15,10 +15,10 @@ with atheris.instrument_imports():
 def one_input(data: bytes) -> None:
     for position_independent in (False, True):
         try:
-            components = options_components(data, position_independent=position_independent)
+            components = options_components(data, position_independent=position_independent, noted={})
         except InvalidRequest:
             continue
-        assert components == options_components(data, position_independent=position_independent)
+        assert components == options_components(data, position_independent=position_independent, noted={})
         assert key_of([Component.of("scheme", "ttc1"), *components])
         assert device_count(data) >= 1
 

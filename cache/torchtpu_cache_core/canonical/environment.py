@@ -93,7 +93,7 @@ class Environment:
         """
         taken = _relevant(environ)
         noted: Noted = {}
-        variables, roads, parts = _read(taken, argv, noted)
+        variables, roads, parts = _read(taken, argv, noted=noted)
         kept = {n: canonical_value(v) for n, v in plugin_options.items() if n not in DROPPED_PLUGIN_OPTIONS}
         parts |= _road_parts(_PLUGIN_ROAD, kept)
         parts |= _road_parts(_EXTRA_ROAD, {name: canonical_value(value) for name, value in extras.items()})
@@ -163,7 +163,7 @@ def _relevant(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 def _read(
-    taken: Iterable[tuple[str, str]], argv: Sequence[str], noted: Noted
+    taken: Iterable[tuple[str, str]], argv: Sequence[str], *, noted: Noted
 ) -> tuple[dict[str, str], list[tuple[str, Flags]], dict[str, str]]:
     """The variables with the content of flag files, flags by road, and the parts that both come to."""
     variables = dict(taken)
@@ -171,18 +171,18 @@ def _read(
     roads: list[tuple[str, Flags]] = []
     for road in _XLA_ROADS:
         if variables.get(road):
-            text = _flag_text(road, variables[road], noted)
+            text = _flag_text(road, variables[road], noted=noted)
             roads.append((road, parse_xla_flags(text)))
             variables[road] = _inline(variables[road], text)
     if variables.get(_INIT_ARGS_ROAD):
-        roads.append((_INIT_ARGS_ROAD, parse_init_args(variables[_INIT_ARGS_ROAD], noted)))
-    given = parse_argv(argv, noted)
+        roads.append((_INIT_ARGS_ROAD, parse_init_args(variables[_INIT_ARGS_ROAD], noted=noted)))
+    given = parse_argv(argv, noted=noted)
     if given.flags or given.rest:
         roads.append((_ARGV_ROAD, given))
     parts: dict[str, str] = {}
     for road, flags in roads:
-        parts |= _road_parts(road, flags.canonical(noted))
-    named = {name: file_value(name, value, noted) for name, value in plain.items()}
+        parts |= _road_parts(road, flags.canonical(noted=noted))
+    named = {name: file_value(name, value, noted=noted) for name, value in plain.items()}
     parts |= _shown("variables", named, _VARIABLE)
     return variables, roads, parts
 
@@ -191,7 +191,7 @@ def _flag_text(road: str, value: str, noted: Noted) -> str:
     stripped = value.strip(" \t\r\n")
     if not stripped or stripped.startswith("-"):
         return value
-    return read_flag_file(road, value, noted).decode("utf-8", "surrogateescape")
+    return read_flag_file(road, value, noted=noted).decode("utf-8", "surrogateescape")
 
 
 def _inline(value: str, text: str) -> str:

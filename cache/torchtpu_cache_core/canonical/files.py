@@ -30,7 +30,7 @@ Noted = dict[str, Signature]
 """Files and folders that were read, by the path that names each, with what `stat` said of them then."""
 
 
-def file_value(flag: str, value: str, noted: Noted | None = None) -> str:
+def file_value(flag: str, value: str, *, noted: Noted) -> str:
     """The value of a flag, with the content of the file that it names, if it names one.
 
     A flag of `rules.FILE_FLAGS` is reduced to the content of its file or folder, so that another path to equal bytes
@@ -53,12 +53,21 @@ def file_value(flag: str, value: str, noted: Noted | None = None) -> str:
             raise _unreadable(flag, value) from None
         return _literal(value)
     if stat.S_ISREG(mode):
-        content = f"content:sha256:{_digest(flag, value, noted)}"
+        content = f"content:sha256:{_digest(flag, value, noted=noted)}"
         return content if known else f"{value} {content}"
     if stat.S_ISDIR(mode) and known:
-        return f"folder:sha256:{_folder_digest(flag, value, noted)}"
+        return f"folder:sha256:{_folder_digest(flag, value, noted=noted)}"
     # A folder under an unknown flag is a place to write far more often than an input, and its listing never rests.
     return _literal(value)
+
+
+def names_a_file(flag: str, value: str) -> bool:
+    """Whether a flag's value is not all that is to be known of it, for a caller that makes no key of it.
+
+    Raises:
+        Bypass: as `file_value`.
+    """
+    return file_value(flag, value, noted={}) != value
 
 
 def _literal(value: str) -> str:
@@ -66,7 +75,7 @@ def _literal(value: str) -> str:
     return f"{value} literal" if _LOOKS_READ.search(value) else value
 
 
-def read_flag_file(flag: str, path: str, noted: Noted | None = None) -> bytes:
+def read_flag_file(flag: str, path: str, *, noted: Noted) -> bytes:
     """The content of a file that a flag or variable names.
 
     Args:
@@ -77,8 +86,7 @@ def read_flag_file(flag: str, path: str, noted: Noted | None = None) -> bytes:
     """
     try:
         with open_regular(path, follows_links=True) as file:
-            if noted is not None:
-                noted[path] = signature_of(os.fstat(file.fileno()))
+            noted[path] = signature_of(os.fstat(file.fileno()))
             content = file.read(MAX_FLAG_FILE_BYTES + 1)
     except (OSError, ValueError):
         raise _unreadable(flag, path) from None
@@ -87,14 +95,13 @@ def read_flag_file(flag: str, path: str, noted: Noted | None = None) -> bytes:
     return content
 
 
-def _digest(flag: str, path: str, noted: Noted | None) -> str:
-    return hashlib.sha256(read_flag_file(flag, path, noted)).hexdigest()
+def _digest(flag: str, path: str, *, noted: Noted) -> str:
+    return hashlib.sha256(read_flag_file(flag, path, noted=noted)).hexdigest()
 
 
-def _folder_digest(flag: str, path: str, noted: Noted | None) -> str:
+def _folder_digest(flag: str, path: str, *, noted: Noted) -> str:
     try:
-        if noted is not None:
-            noted[path] = signature_of(Path(path).stat())
+        noted[path] = signature_of(Path(path).stat())
         names = sorted(entry.name for entry in os.scandir(path) if entry.is_file())
     except OSError:
         raise _unreadable(flag, path) from None
@@ -103,7 +110,7 @@ def _folder_digest(flag: str, path: str, noted: Noted | None) -> str:
     listing = hashlib.sha256()
     for name in names:
         raw = os.fsencode(name)
-        listing.update(b"%d:%s%s" % (len(raw), raw, _digest(flag, f"{path}/{name}", noted).encode()))
+        listing.update(b"%d:%s%s" % (len(raw), raw, _digest(flag, f"{path}/{name}", noted=noted).encode()))
     return listing.hexdigest()
 
 

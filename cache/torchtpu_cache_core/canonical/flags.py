@@ -55,7 +55,7 @@ class Flags:
     rest: str = ""
     ordered: bool = False
 
-    def canonical(self, noted: Noted | None = None) -> dict[str, str]:
+    def canonical(self, *, noted: Noted) -> dict[str, str]:
         """What the flags amount to, by sorted name; dropped flags are left out.
 
         A flag that stands twice counts once, with its last value, if all its values are booleans or numbers; else the
@@ -68,10 +68,10 @@ class Flags:
             Bypass: a value names a file that cannot be read.
         """
         if self.ordered:
-            return {"*ordered*": _words(self.flags, noted), **self._rest()}
+            return {"*ordered*": _words(self.flags, noted=noted), **self._rest()}
         if any(flag.name in ORDERED_FLAGS for flag in self.flags):
             kept = (flag for flag in self.flags if flag.name not in DROPPED_FLAGS)
-            return {"*ordered*": _words(kept, noted), **self._rest()}
+            return {"*ordered*": _words(kept, noted=noted), **self._rest()}
         names = {flag.name for flag in self.flags}
         groups: dict[str, list[Flag]] = {}
         for flag in self.flags:
@@ -80,7 +80,7 @@ class Flags:
             name = flag.name[2:] if negates else flag.name
             if name not in DROPPED_FLAGS:
                 groups.setdefault(name, []).append(flag)
-        return {_component(name): _effective(groups[name], noted) for name in sorted(groups)} | self._rest()
+        return {_component(name): _effective(groups[name], noted=noted) for name in sorted(groups)} | self._rest()
 
     def effective(self, name: str) -> str | None:
         """The last value of a flag, `true` where it has none; None where it is not given."""
@@ -91,12 +91,12 @@ class Flags:
         return {"*rest*": self.rest} if self.rest else {}
 
 
-def _value(flag: Flag, noted: Noted | None) -> str:
+def _value(flag: Flag, *, noted: Noted) -> str:
     if flag.value is None:
         return "true"
     if flag.name in _BOOLEANS and flag.value in ("0", "1"):
         return "true" if flag.value == "1" else "false"
-    return file_value(flag.name, flag.value, noted)
+    return file_value(flag.name, flag.value, noted=noted)
 
 
 def _component(name: str) -> str:
@@ -104,12 +104,12 @@ def _component(name: str) -> str:
     return f"*{name}" if name.startswith("*") else name
 
 
-def _words(flags: Iterable[Flag], noted: Noted | None) -> str:
-    return "[" + " ".join(_word(flag, noted) for flag in flags) + "]"
+def _words(flags: Iterable[Flag], *, noted: Noted) -> str:
+    return "[" + " ".join(_word(flag, noted=noted) for flag in flags) + "]"
 
 
-def _word(flag: Flag, noted: Noted | None) -> str:
-    value = None if flag.value is None else file_value(flag.name, flag.value, noted)
+def _word(flag: Flag, *, noted: Noted) -> str:
+    value = None if flag.value is None else file_value(flag.name, flag.value, noted=noted)
     if flag.name == _WORD:
         return _framed(value or "", "=")  # what a flag is written as may be any text, so the frame tells them apart
     return _framed(flag.name if value is None else f"{flag.name}={value}")
@@ -119,10 +119,10 @@ def _framed(text: str, mark: str = ":") -> str:
     return f"{len(text)}{mark}{text}"
 
 
-def _effective(group: list[Flag], noted: Noted | None) -> str:
+def _effective(group: list[Flag], *, noted: Noted) -> str:
     if len({flag.name for flag in group}) > 1:
-        return "no" + _words(group, noted)
-    values = [_value(flag, noted) for flag in group]
+        return "no" + _words(group, noted=noted)
+    values = [_value(flag, noted=noted) for flag in group]
     if all(PLAIN.fullmatch(value) for value in values) or (len(values) == 1 and not values[0].startswith(("[", "no["))):
         return values[-1]
     return "[" + " ".join(map(_framed, values)) + "]"
@@ -168,7 +168,7 @@ def _quoted(text: str, at: int) -> tuple[str, int]:
     return "".join(value), min(at + 1, len(text))
 
 
-def parse_init_args(text: str, noted: Noted | None = None) -> Flags:
+def parse_init_args(text: str, *, noted: Noted) -> Flags:
     """The flags in LIBTPU_INIT_ARGS, with the content of each `--flagfile` in its place.
 
     Args:
@@ -177,14 +177,14 @@ def parse_init_args(text: str, noted: Noted | None = None) -> Flags:
     Raises:
         Bypass: a flag file cannot be read, or flags come out of further environment variables (`--fromenv`).
     """
-    flags, ordered = _absl([word for word in text.split(" ") if word], lambda word: True, 0, noted)
+    flags, ordered = _absl([word for word in text.split(" ") if word], lambda word: True, 0, noted=noted)
     if len(flags) > _MAX_FLAGS or any(c in text for c in "'\"\\"):
         # Whether and how quotes are undone there is not known; the text as it stands tells all cases apart.
         return Flags(tuple(flags), rest=text, ordered=True)
     return Flags(tuple(flags), ordered=ordered)
 
 
-def parse_argv(argv: Sequence[str], noted: Noted | None = None) -> Flags:
+def parse_argv(argv: Sequence[str], *, noted: Noted) -> Flags:
     """The flags of a command line that a compiler could read as its own, with the bare word that follows one.
 
     Args:
@@ -203,7 +203,7 @@ def parse_argv(argv: Sequence[str], noted: Noted | None = None) -> Flags:
             words.append(word)
         after_bare_flag = ours and "=" not in word
         ended |= word == _END
-    flags, ordered = _absl(words, _is_ours, 0, noted)
+    flags, ordered = _absl(words, _is_ours, 0, noted=noted)
     return Flags(tuple(flags), ordered=ordered)
 
 
@@ -216,7 +216,7 @@ def _is_ours(word: str) -> bool:
     return flag.name == _FLAG_FILE or flag.name.startswith(_FLAG_PREFIXES)
 
 
-def _absl(words: list[str], is_ours: Callable[[str], bool], depth: int, noted: Noted | None) -> tuple[list[Flag], bool]:
+def _absl(words: list[str], is_ours: Callable[[str], bool], depth: int, *, noted: Noted) -> tuple[list[Flag], bool]:
     """All flags in order, and whether their order may have a meaning."""
     flags: list[Flag] = []
     ordered = False
@@ -227,7 +227,7 @@ def _absl(words: list[str], is_ours: Callable[[str], bool], depth: int, noted: N
         if flag.name == _FLAG_FILE:
             if flag.value is None:
                 raise Bypass("flags_unreadable", "--flagfile needs its file after an equals sign")
-            nested, nested_ordered = _flag_files(flag.value, is_ours, depth, noted)
+            nested, nested_ordered = _flag_files(flag.value, is_ours, depth, noted=noted)
             flags += nested
             ordered |= nested_ordered
             continue
@@ -237,17 +237,17 @@ def _absl(words: list[str], is_ours: Callable[[str], bool], depth: int, noted: N
     return flags, ordered
 
 
-def _flag_files(names: str, is_ours: Callable[[str], bool], depth: int, noted: Noted | None) -> tuple[list[Flag], bool]:
+def _flag_files(names: str, is_ours: Callable[[str], bool], depth: int, *, noted: Noted) -> tuple[list[Flag], bool]:
     if depth >= _MAX_NESTED_FILES:
         raise Bypass("flags_unreadable", "flag files name each other more than four levels deep")
     flags: list[Flag] = []
     ordered = False
     for name in names.split(","):
-        text = read_flag_file(_FLAG_FILE, name, noted).decode("utf-8", errors="surrogateescape")
+        text = read_flag_file(_FLAG_FILE, name, noted=noted).decode("utf-8", errors="surrogateescape")
         # As absl splits and strips: what else Python takes for a line's end or for white space is a part of a value.
         lines = [line.strip(_ASCII_WHITE) for line in text.split("\n")]
         words = [line for line in lines if line and not line.startswith("#") and is_ours(line)]
-        nested, nested_ordered = _absl(words, is_ours, depth + 1, noted)
+        nested, nested_ordered = _absl(words, is_ours, depth + 1, noted=noted)
         flags += nested
         ordered |= nested_ordered
     return flags, ordered

@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Final
 
 from torchtpu_cache_core.canonical.debug_options import DEBUG_OPTIONS
@@ -128,7 +129,7 @@ _OVERRIDE_KINDS: Final = {1: "string", 2: "bool", 3: "int64", 4: "double"}
 _UNSAFE: Final = re.compile(rb"[^A-Za-z0-9_./:+@ -]")
 
 
-def options_components(options: bytes, *, position_independent: bool, noted: Noted | None = None) -> list[Component]:
+def options_components(options: bytes, *, position_independent: bool, noted: Noted) -> list[Component]:
     """The components `options.*` of a serialised CompileOptionsProto.
 
     Options that are no protobuf message become one component, the digest of their bytes: a safe miss.
@@ -147,7 +148,7 @@ def options_components(options: bytes, *, position_independent: bool, noted: Not
         raise InvalidRequest(f"compile options of {len(options):,} bytes are over {MAX_OPTIONS_BYTES:,}")
     table = Component.of("options.table", TABLE_VERSION)
     try:
-        named = dict(_components(options, noted, position_independent=position_independent))
+        named = dict(_components(options, position_independent=position_independent, noted=noted))
     except WireError:
         return [table, Component.of("options.raw", options)]
     if len(named) > _MAX_SHOWN_FIELDS:
@@ -189,17 +190,19 @@ def _joined(fields: Iterable[Field], number: int) -> bytes:
     return b"".join(f.value for f in fields if f.number == number and isinstance(f.value, bytes))
 
 
-def _components(options: bytes, noted: Noted | None, *, position_independent: bool) -> Iterable[tuple[str, str]]:
+def _components(options: bytes, *, position_independent: bool, noted: Noted) -> Iterable[tuple[str, str]]:
     fields = read_fields(options)
-    yield from _message(fields, COMPILE_OPTIONS, "unknown_", {_BUILD_OPTIONS_FIELD}, position_independent, noted)
+    yield from _message(fields, COMPILE_OPTIONS, "unknown_", {_BUILD_OPTIONS_FIELD}, position_independent, noted=noted)
     nested = _joined(fields, _BUILD_OPTIONS_FIELD)
     build = read_fields(nested)
     # Present but empty differs from absent for messages, and no component of its fields would say so.
     if any(f.number == _BUILD_OPTIONS_FIELD for f in fields):
         yield "build_options", "present"
-    yield from _message(build, BUILD_OPTIONS, "build_unknown_", {_DEBUG_OPTIONS_FIELD}, position_independent, noted)
+    yield from _message(
+        build, BUILD_OPTIONS, "build_unknown_", {_DEBUG_OPTIONS_FIELD}, position_independent, noted=noted
+    )
     if any(f.number == _DEBUG_OPTIONS_FIELD for f in build):
-        yield "debug_options", _debug_options(_joined(build, _DEBUG_OPTIONS_FIELD), noted)
+        yield "debug_options", _debug_options(_joined(build, _DEBUG_OPTIONS_FIELD), noted=noted)
 
 
 def _message(
@@ -208,7 +211,8 @@ def _message(
     unknown: str,
     elsewhere: set[int],
     position_independent: bool,
-    noted: Noted | None,
+    *,
+    noted: Noted,
 ) -> Iterable[tuple[str, str]]:
     for number, group in _grouped(fields):
         name, kind, rule, _ = rows.get(number, (f"{unknown}{number}", "", KEEP, ""))
@@ -220,7 +224,7 @@ def _message(
             continue
         if name == "device_assignment" and kind and position_independent:
             yield name, _device_assignment(b"".join(f.value for f in group if isinstance(f.value, bytes)))
-        elif (text := _values(name, kind, group, noted)) is not None:
+        elif (text := _values(name, kind, group, noted=noted)) is not None:
             yield name, text
 
 
@@ -237,22 +241,22 @@ def _grouped(fields: Iterable[Field]) -> list[tuple[int, list[Field]]]:
     return sorted(groups.items())
 
 
-def _debug_options(raw: bytes, noted: Noted | None) -> str:
+def _debug_options(raw: bytes, *, noted: Noted) -> str:
     shown = []
     for number, group in _grouped(read_fields(raw)):
         name, kind = DEBUG_OPTIONS.get(number, (str(number), ""))
-        if name not in DROPPED_FLAGS and (text := _values(name, kind, group, noted)) is not None:
+        if name not in DROPPED_FLAGS and (text := _values(name, kind, group, noted=noted)) is not None:
             shown.append(f"{name}={text}")
     return ";".join(shown)
 
 
-def _values(name: str, kind: str, group: list[Field], noted: Noted | None) -> str | None:
+def _values(name: str, kind: str, group: list[Field], *, noted: Noted) -> str | None:
     """The canonical text of all that one field number holds; None where a reader would find nothing."""
     repeated, _, element = kind.rpartition(" ")
     if kind == "map":
-        return _map(name, group, _string, noted)
+        return _map(name, group, partial(_string, noted=noted))
     if kind == "override map":
-        return _map(name, group, _override, noted)
+        return _map(name, group, partial(_override, noted=noted))
     if repeated:
         group = _unpacked(element, group)
         if not group:
@@ -262,7 +266,7 @@ def _values(name: str, kind: str, group: list[Field], noted: Noted | None) -> st
         return _strange(group)
     if element == "message" and not repeated:
         return _raw(b"".join(f.value for f in group if isinstance(f.value, bytes)))
-    texts = [_scalar(name, element, f.value, noted) for f in (group if repeated else group[-1:])]
+    texts = [_scalar(name, element, f.value, noted=noted) for f in (group if repeated else group[-1:])]
     return f"[{','.join(texts)}]" if repeated else texts[0]
 
 
@@ -289,14 +293,14 @@ def _unpacked(element: str, group: list[Field]) -> list[Field]:
     return single
 
 
-def _scalar(name: str, kind: str, value: int | bytes, noted: Noted | None) -> str:
+def _scalar(name: str, kind: str, value: int | bytes, *, noted: Noted) -> str:
     if isinstance(value, int):
         if kind == "bool":
             return "true" if value else "false"
         return str(signed(value, 64 if kind == "int64" else 32))
     if kind in ("float", "double"):
         return floating(value)
-    return _string(name, value, noted) if kind == "string" else _raw(value)
+    return _string(name, value, noted=noted) if kind == "string" else _raw(value)
 
 
 def _raw(value: int | bytes) -> str:
@@ -313,9 +317,7 @@ def _strange(group: Iterable[Field]) -> str:
     return "[" + ",".join(f"#{f.wire_type}:{_raw(f.value)}" for f in group) + "]"
 
 
-def _map(
-    name: str, group: list[Field], value_text: Callable[[str, bytes, Noted | None], str], noted: Noted | None
-) -> str | None:
+def _map(name: str, group: list[Field], value_text: Callable[[str, bytes], str]) -> str | None:
     """Entries sorted by key, or all of them as they stand where one is not what a map's writer emits.
 
     None where all are dropped, which is the same as a map that is not there.
@@ -331,21 +333,21 @@ def _map(
         key, value = (f.value for f in entry if isinstance(f.value, bytes))
         flag = key.decode(errors="replace")
         if flag not in DROPPED_FLAGS or name not in _FLAG_MAPS:
-            entries.append((key, value_text(flag, value, noted)))
+            entries.append((key, value_text(flag, value)))
     if not entries:
         return None
     entries.sort(key=lambda entry: entry[0])
     return "{" + ",".join(f"{_raw(key)}={text}" for key, text in entries) + "}"
 
 
-def _string(flag: str, value: bytes, noted: Noted | None) -> str:
+def _string(flag: str, value: bytes, *, noted: Noted) -> str:
     try:
-        return _raw(file_value(flag, value.decode(), noted).encode())
+        return _raw(file_value(flag, value.decode(), noted=noted).encode())
     except UnicodeDecodeError:
         return _raw(value)
 
 
-def _override(flag: str, value: bytes, noted: Noted | None) -> str:
+def _override(flag: str, value: bytes, *, noted: Noted) -> str:
     """An OptionOverrideProto: one of string, bool, int and double."""
     try:
         fields = read_fields(value)
@@ -354,7 +356,7 @@ def _override(flag: str, value: bytes, noted: Noted | None) -> str:
     kind = _OVERRIDE_KINDS.get(fields[0].number, "") if len(fields) == 1 else ""
     if not kind or fields[0].wire_type != _WIRE_TYPES[kind]:
         return f"#{LENGTH}:{_raw(value)}"
-    return f"{kind}:{_scalar(flag, kind, fields[0].value, noted)}"
+    return f"{kind}:{_scalar(flag, kind, fields[0].value, noted=noted)}"
 
 
 def _device_assignment(raw: bytes) -> str:

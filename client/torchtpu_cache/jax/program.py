@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING, Any, Final
 
 from torchtpu_cache_core.canonical.allowlist import HOST_TRANSFER
-from torchtpu_cache_core.canonical.files import file_value
+from torchtpu_cache_core.canonical.files import names_a_file
 from torchtpu_cache_core.errors import Bypass
 from torchtpu_cache_core.key import SCHEME, Component, key_of
 from torchtpu_cache_core.request import FORMAT_JAX
@@ -114,5 +114,5 @@ def check_options(options: Any) -> None:
         Bypass: one names a file. JAX's key has its name, and not what is in it.
     """
     for name, value in options.env_option_overrides:
-        if isinstance(value, str) and file_value(name, value) != value:
+        if isinstance(value, str) and names_a_file(name, value):
             raise Bypass("option_names_a_file", f"the option {name} names a file")

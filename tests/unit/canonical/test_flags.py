@@ -20,11 +20,15 @@ from torchtpu_cache_core.errors import Bypass
 
 
 def xla(text: str) -> dict[str, str]:
-    return parse_xla_flags(text).canonical()
+    return parse_xla_flags(text).canonical(noted={})
 
 
 def init(text: str) -> dict[str, str]:
-    return parse_init_args(text).canonical()
+    return parse_init_args(text, noted={}).canonical(noted={})
+
+
+def command_line(argv: list[str]) -> dict[str, str]:
+    return parse_argv(argv, noted={}).canonical(noted={})
 
 
 @pytest.mark.parametrize(
@@ -196,34 +200,32 @@ def test_a_file_named_like_a_number_is_read_for_a_flag_that_names_one(
 def test_no_flag_poses_as_a_word_or_a_group() -> None:
     assert init("--xla_a 1") != init("--xla_a --*word*=1")
     assert len({str(init(f"--xla_a{word}")) for word in (" 1", " --=1", " --==1", " -==1", " ==1", " =1")}) == 5
-    assert xla("--*rest*=x") != Flags((), rest="x").canonical()
+    assert xla("--*rest*=x") != Flags((), rest="x").canonical(noted={})
     assert len({str(init(f"--{name}=1")) for name in ("rest*", "*rest*", "**rest*", "*ordered*", "*all*")}) == 5
     assert not {"*rest*", "*ordered*", "*all*"} & init("--*rest*=1 --*ordered*=1 --*all*=1").keys()
 
 
 def test_flags_behind_the_end_of_flags_are_others() -> None:
-    assert len({str(parse_argv(argv).canonical()) for argv in (["--xla_a=1"], ["--", "--xla_a=1"], ["--"])}) == 3
-    assert parse_argv(["--xla_a=1", "--", "data"]).canonical() == parse_argv(["--xla_a=1"]).canonical()
-    assert (
-        parse_argv(["--xla_a=1", "--", "-xla_b"]).canonical() != parse_argv(["--", "--xla_a=1", "-xla_b"]).canonical()
-    )
+    assert len({str(command_line(argv)) for argv in (["--xla_a=1"], ["--", "--xla_a=1"], ["--"])}) == 3
+    assert command_line(["--xla_a=1", "--", "data"]) == command_line(["--xla_a=1"])
+    assert command_line(["--xla_a=1", "--", "-xla_b"]) != command_line(["--", "--xla_a=1", "-xla_b"])
 
 
 def test_argv_gives_only_compiler_flags() -> None:
     argv = ["train.py", "--steps=3", "--xla_a=1", "run7", "--tpu_b", "value", "--libtpu_c=2", "-xla_d=3", "--lr", "x"]
-    flags = parse_argv(argv)
+    flags = parse_argv(argv, noted={})
     assert [f.name for f in flags.flags] == ["xla_a", "tpu_b", "=", "libtpu_c", "xla_d"]
-    assert parse_argv(["--xla_a=1", "-xla_b=2"]).canonical() == {"xla_a": "1", "xla_b": "2"}
-    assert parse_argv(["job", "--port=8000", "--tryfromenv=port"]).canonical() == {}
+    assert command_line(["--xla_a=1", "-xla_b=2"]) == {"xla_a": "1", "xla_b": "2"}
+    assert command_line(["job", "--port=8000", "--tryfromenv=port"]) == {}
     with pytest.raises(Bypass):
-        parse_argv(["job", "--tryfromenv=port,xla_a"])
+        parse_argv(["job", "--tryfromenv=port,xla_a"], noted={})
 
 
 def test_only_compiler_flags_of_a_job_s_flag_file_count(tmp_path: Path) -> None:
     """A job's own flag file may hold a port or a run's name."""
     path = tmp_path / "flags"
     path.write_text("--port=8000\n--run\n--xla_a=1\n")
-    assert parse_argv(["job", f"--flagfile={path}"]).canonical() == {"xla_a": "1"}
+    assert command_line(["job", f"--flagfile={path}"]) == {"xla_a": "1"}
 
 
 def test_effective_value() -> None:

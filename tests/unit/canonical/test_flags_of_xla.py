@@ -32,7 +32,7 @@ from jaxlib import xla_client
 from torchtpu_cache_core.canonical.options import options_components
 
 options = xla_client.CompileOptions().SerializeAsString()
-print(json.dumps([c.to_json() for c in options_components(options, position_independent=False)]))
+print(json.dumps([c.to_json() for c in options_components(options, position_independent=False, noted={})]))
 """
 
 EQUAL = [

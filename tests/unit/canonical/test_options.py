@@ -27,7 +27,7 @@ GEMM_TILING, EXTRA_OPTIONS = 474, 500
 
 
 def shown(options: bytes, *, position_independent: bool = False) -> dict[str, str]:
-    components = options_components(options, position_independent=position_independent)
+    components = options_components(options, position_independent=position_independent, noted={})
     return {c.name.removeprefix("options."): c.shown for c in components}
 
 
@@ -245,14 +245,14 @@ def test_what_is_no_message_is_hashed_raw() -> None:
 
 def test_options_over_the_limit_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="over"):
-        options_components(bytes(MAX_OPTIONS_BYTES + 1), position_independent=False)
+        options_components(bytes(MAX_OPTIONS_BYTES + 1), position_independent=False, noted={})
 
 
 @given(st.binary(max_size=200), st.booleans())
 def test_arbitrary_bytes_give_components(raw: bytes, independent: bool) -> None:
-    components = options_components(raw, position_independent=independent)
+    components = options_components(raw, position_independent=independent, noted={})
     assert len({c.name for c in components}) == len(components)
-    assert components == options_components(raw, position_independent=independent)
+    assert components == options_components(raw, position_independent=independent, noted={})
     assert device_count(raw) >= 1
 
 
