@@ -31,7 +31,7 @@ class _Totals:
     compile_seconds: float = 0.0
     seconds_saved: float = 0.0
     hits: Counter[str] = field(default_factory=Counter)
-    misses: Counter[str] = field(default_factory=Counter)
+    tier_misses: Counter[str] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
     bypassed: Counter[str] = field(default_factory=Counter)
@@ -60,7 +60,7 @@ class Counters:
     def miss(self, tier: Tier) -> None:
         """`tier` answered that it has no entry."""
         with self._lock:
-            self._totals.misses[tier] += 1
+            self._totals.tier_misses[tier] += 1
 
     def missed(self) -> None:
         """No tier had what was asked for, or none could be asked: it is compiled, and was not bypassed.

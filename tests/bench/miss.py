@@ -131,7 +131,7 @@ def _stood_in(here: Machine, name: str, executable: bytes, compile_seconds: floa
 
 def _asked_remote(here: Machine) -> int:
     """How often the remote has said so far that it has no entry."""
-    misses: dict[str, int] = here.assembly.node.counters.snapshot()["misses"]
+    misses: dict[str, int] = here.assembly.node.counters.snapshot()["tier_misses"]
     return misses.get("remote", 0)
 
 

@@ -173,7 +173,7 @@ class DiskAttack:
             if result.tier is Tier.DISK:
                 self._judge(kind, target, bytes(result.executable), data)
                 return
-            tally.check("counted_as_miss", kind, totals["misses"].get("disk", 0) == 0)
+            tally.check("counted_as_miss", kind, totals["tier_misses"].get("disk", 0) == 0)
             tally.check("not_counted", kind, totals["failures"] == {"disk.corrupt": 1})
             tally.refused("corrupt, by a node")
             tally.check("crashes", kind, result.tier is (Tier.COMPILED if remote is None else Tier.REMOTE))

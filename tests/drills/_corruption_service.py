@@ -60,7 +60,7 @@ class Client:
                 self.tally.fault("accepted", kind)
             self.tally.served_true += 1
             return "hit"
-        if totals["misses"]:
+        if totals["tier_misses"]:
             return "miss"
         self.tally.check("not_counted", kind, sum(totals["failures"].values()) == 1)
         self.tally.refused(",".join(totals["failures"]))

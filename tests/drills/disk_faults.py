@@ -199,7 +199,7 @@ def _unreadable(folder: Path, tally: Tally, broken: Broken) -> Iterator[Figure]:
             answers = [reader.ask(program(each)) for each in known]
         totals = reader.totals()
         tally.faults += 1
-        if totals["misses"].get("disk"):
+        if totals["tier_misses"].get("disk"):
             tally.taken_for_misses.append("unreadable")
         tally.add(node, reader)
     failed = totals["failures"].get("disk.io", 0)
@@ -249,7 +249,7 @@ def _failing_call(name: str, folder: Path, fault: Fault, tally: Tally, size: Siz
             reader.settle()
         tally.faults += 1
         # A full disk makes the node evict what the reader asks for.
-        if fault.error != errno.ENOSPC and reader.totals()["misses"].get("disk"):
+        if fault.error != errno.ENOSPC and reader.totals()["tier_misses"].get("disk"):
             tally.taken_for_misses.append(name)
         _account(name, node, _stored(node) - before, len(asked), tally)
         for number in range(3):

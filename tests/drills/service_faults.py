@@ -82,7 +82,7 @@ class Outcome:
         totals = rig.totals()
         with self.lock:
             self.faults += 1
-            self.taken_for_misses += totals["misses"].get("remote", 0)
+            self.taken_for_misses += totals["tier_misses"].get("remote", 0)
             if not any(failure.startswith("remote.") for failure in totals["failures"]):
                 self.uncounted.append(name)
 
@@ -286,7 +286,7 @@ def _slow(ground: Ground, late_seconds: float) -> Iterator[Figure]:
         totals = rig.totals()
         # The last that is asked may overdraw.
         most = CREDIT_SECONDS + SHARE * totals["compile_seconds"] + late_seconds + 0.1
-        more = {"programs": count, "asked": totals["misses"]["remote"], "skipped": totals["skipped"]}
+        more = {"programs": count, "asked": totals["tier_misses"]["remote"], "skipped": totals["skipped"]}
         yield Figure.at_most(f"{name}.misses_add", added, "s", round(most, 2), **more)
         # Each compile gives the remote credit again, and so does each hit that comes sooner than a compile.
         tiers = Counter(str(rig.ask(program(known(i)))[1]) for i in range(ground.size.of(4, 30)))

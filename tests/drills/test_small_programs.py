@@ -92,7 +92,7 @@ def test_small_programs_cost_little_more_than_without_a_cache(
     rounds = [one_round(tmp_path / str(number)) for number in range(3)]
     ratio, cached, folder = min(rounds, key=lambda each: each[0])
     counters = [totals for _, totals, _ in cached]
-    asked_remote = sum(totals["misses"].get("remote", 0) for totals in counters)
+    asked_remote = sum(totals["tier_misses"].get("remote", 0) for totals in counters)
     waits = sorted(wait for *_, each in cached for wait in each)
     p99 = statistics.quantiles(waits, n=100)[98] if len(waits) > 1 else 0.0
     with capsys.disabled():

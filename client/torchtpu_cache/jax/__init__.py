@@ -57,7 +57,7 @@ def stats() -> dict[str, Any]:
     - `bypassed`: by reason, compiled without the cache.
     - `compiled`, `compile_failures`: programs that XLA made, and those that it refused.
     - `compile_seconds`, `seconds_saved`: what compiles took, and what hits spared, less what they took.
-    - `misses`: by tier that was asked and had no entry.
+    - `tier_misses`: by tier that was asked and had no entry.
     - `failures`: by `tier.kind`; a tier that failed is no miss.
     - `skipped`: by `tier.reason`, tiers that were not asked.
     - `published`: by the remote's answer to an upload (`created`, `same`, `conflict`).

@@ -89,7 +89,7 @@ def test_a_second_machine_compiles_nothing_and_bad_entries_are_replaced(
     cold = a.run(JOB, "programs", "callback")
     assert cold["used"]
     assert cold["stats"]["hits"] == {}
-    assert cold["stats"]["misses"] == {"memory": 3, "disk": 3, "remote": 3}
+    assert cold["stats"]["tier_misses"] == {"memory": 3, "disk": 3, "remote": 3}
     assert cold["stats"]["compiled"] == 4
     assert cold["stats"]["bypassed"] == {"host_callback": 1}
     assert (cold["stats"]["requests"], cold["stats"]["missed"]) == (4, 3)

@@ -127,7 +127,7 @@ def test_a_failing_tier_is_counted_as_a_failure_and_never_as_a_miss(tier: str, e
         assert result.tier is Tier.COMPILED
         assert bytes(result.executable) == compiler.executable(request())
     totals = under_test.counters.snapshot()
-    assert totals["misses"] == {}
+    assert totals["tier_misses"] == {}
     assert totals["failures"][f"{tier}.{kind}"] >= 2
     assert totals["compiled"] == 2
 
@@ -444,7 +444,7 @@ def test_a_caller_that_compiles_for_itself_finds_what_it_published() -> None:
     assert isinstance(found.loaded, FakeLoaded)
     totals = under_test.counters.snapshot()
     assert (totals["requests"], totals["compiled"]) == (2, 1)
-    assert totals["hits"] == totals["misses"] == {"disk": 1}
+    assert totals["hits"] == totals["tier_misses"] == {"disk": 1}
 
 
 def test_what_does_not_load_for_a_caller_that_compiles_for_itself_is_replaced() -> None:
