@@ -45,7 +45,7 @@ FORM := $(if $(filter-out 0,$(SHORT)),-short)
 CAMPAIGN := PYTHONPATH=tests $(BIN)/python -m support.campaign
 CHOICE = --only $(ONLY) $(if $(FORM),--short)
 
-drills: $(VENV)/test.stamp $(OTHERS:%=%/stamp)  ## The fault campaign in full, one JSON line per figure; ONLY=name for one, SHORT=1.
+drills: $(VENV)/test.stamp $(if $(filter pairs,$(or $(ONLY),pairs)),$(OTHERS:%=%/stamp))  ## The fault campaign in full, one JSON line per figure; ONLY=name for one, SHORT=1.
 	@mkdir -p .bench
 	@$(CAMPAIGN) drills $(CHOICE) --out .bench/drills$(FORM).jsonl
 
@@ -59,7 +59,7 @@ figures:  ## Fill the tables of docs/reliability.md and docs/benchmarks.md with 
 	  lines=.bench/$${each%:*}.jsonl; \
 	  if [ -f $$lines ]; then found=1; $(PYTHON) scripts/figures_table.py $$lines --into docs/$${each#*:}.md || code=1; fi; \
 	done; \
-	if [ -z "$$found" ]; then echo "there are no figures yet; make drills or make bench first" >&2; code=1; fi; \
+	if [ -z "$$found" ]; then echo "there are no figures yet; make drills or make bench first (short forms do not count)" >&2; code=1; fi; \
 	exit $$code
 
 # What the service is measured against; without it the benchmark says what to install.

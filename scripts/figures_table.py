@@ -22,7 +22,7 @@ _HEAD = "| figure | measured | bar | | with |\n|---|---|---|---|---|\n"
 _MOST_CHARACTERS = 160
 _MOST_OF_A_TEXT = 100
 _MOST_PARTS = 5
-_SHOWN_OTHERWISE = ("name", "value", "unit", "bar", "ok", "error", "size", "load", "cpus", "commit")
+_SHOWN_OTHERWISE = ("name", "value", "unit", "bar", "ok", "error", "size", "load", "cpus", "cpu", "commit")
 _UNITS = {"ms": "ms", "seconds": "s", "mb": "MB", "bytes": "bytes"}
 
 Line = dict[str, Any]
@@ -90,7 +90,8 @@ def _took(lines: list[Line]) -> str:
     loads = [line["load"] for line in lines if "load" in line]
     if loads:
         cpus = " or ".join(sorted({str(line["cpus"]) for line in lines if "cpus" in line}))
-        parts.append(f"{cpus} CPUs at a load average of {_span(loads)}")
+        models = " or ".join(sorted({str(line["cpu"]) for line in lines if line.get("cpu")}))
+        parts.append(f"{cpus} CPUs{f' ({models})' if models else ''} at a load average of {_span(loads)}")
     commits = sorted({line["commit"] for line in lines if line.get("commit")})
     if commits:
         parts.append(f"commit {', '.join(f'`{commit}`' for commit in commits)}")

@@ -329,6 +329,8 @@ def _toml(path: Path) -> dict[str, Any]:
 def _did_you_mean(name: str, known: Mapping[str, object]) -> str:
     import difflib
 
+    if name == f"{VARIABLE_PREFIX}_MODE":
+        return f"; the mode is {VARIABLE_PREFIX} itself"
     close = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]}?" if close else "; see `torchtpu-cache config show`"
 

@@ -319,7 +319,7 @@ class Verifier:
         if self._header is None or self._seen < frame.entry_bytes:
             raise CorruptEntry(CorruptReason.SHORT, "ends before its trailer")
         if self._body.digest() != bytes(self._trailer):
-            raise CorruptEntry(CorruptReason.DIGEST, "the trailer is not the digest of the entry")
+            raise CorruptEntry(CorruptReason.DIGEST, "its trailer is not the digest of what stands before it")
         whole = self._body.copy()
         whole.update(self._trailer)
         return self._header, Digest(whole.hexdigest())

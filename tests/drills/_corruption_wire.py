@@ -82,15 +82,16 @@ class Bender:
             upstream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             while True:
                 asked = _read(client, answers=False)
+                # Both now: whoever still answers a client that gave up must not bend the answer of the next one.
                 bend, self.bend_request = self.bend_request, None
+                bend_answer, self.bend_answer = self.bend_answer, None
                 raw = asked.raw if bend is None else bend(asked)
                 upstream.sendall(raw)
                 if not _is_whole(raw):
                     upstream.shutdown(socket.SHUT_WR)  # what is missing never comes
                 answered = _read(upstream, answers=True)
-                bend, self.bend_answer = self.bend_answer, None
-                client.sendall(answered.raw if bend is None else bend(answered))
-                if bend is not None and not self.stays_open:
+                client.sendall(answered.raw if bend_answer is None else bend_answer(answered))
+                if bend_answer is not None and not self.stays_open:
                     return
 
 

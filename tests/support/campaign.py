@@ -86,11 +86,20 @@ class Reporter:
     def report(self, figure: Figure) -> None:
         """To be called as soon as the figure is known: the load is that of now."""
         load, cpus = round(os.getloadavg()[0], 2), len(os.sched_getaffinity(0))
-        line = figure.to_json(size=self.size.value, load=load, cpus=cpus, commit=self.commit)
+        line = figure.to_json(size=self.size.value, load=load, cpus=cpus, cpu=_CPU, commit=self.commit)
         print(line, flush=True)
         if self.out is not None:
             with self.out.open("a") as file:
                 file.write(line + "\n")
+
+
+def _cpu() -> str:
+    """What the kernel calls the processor; machines that are called the same may have others."""
+    lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+_CPU = _cpu()
 
 
 def _commit() -> str | None:

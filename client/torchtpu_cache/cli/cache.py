@@ -25,6 +25,7 @@ from torchtpu_cache.cli.output import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from torchtpu_cache_core.names import Key
@@ -100,7 +101,9 @@ def show(
 ) -> None:
     """Show what an entry says of itself, after checking it."""
     with _store(cache_dir, remote, namespace, at_remote) as store:
-        stored = store.get(_found(store, key))
+        names = _names_here(cache_dir, namespace) if at_remote else {}
+        found = find_key(store, key, names)
+        stored = fail(f"{key}: {_ABSENT}") if found is None else store.get(found)
     if stored is None:
         fail(f"{key}: the entry went away meanwhile")
     header = stored.entry.header
@@ -143,8 +146,9 @@ def rm(
     """Remove entries. Exit code 3 where some were not there."""
     removed, missing = [], []
     with _store(cache_dir, remote, namespace, at_remote) as store:
+        names = _names_here(cache_dir, namespace) if at_remote else {}
         for text in keys:
-            key = find_key(store, text)
+            key = find_key(store, text, names)
             if key is not None and store.delete(key):
                 removed.append(key)
             else:
@@ -233,12 +237,12 @@ def gc(cache_dir: CacheDir = None, namespace: NamespaceName = None, as_json: Jso
     )
 
 
-def find_key(store: Store, text: str) -> Key | None:
+def find_key(store: Store, text: str, names: Mapping[Key, str] = {}) -> Key | None:
     """The key that `text` means in `store`, or None; ends the command where it could mean several.
 
     Args:
-        text: a key, the beginning of one, or what is no such thing and so the name of a program; names are those of
-            this machine's disk tier, since a service tells none.
+        text: a key, the beginning of one, or what is no such thing and so the name of a program.
+        names: of programs, for a store that tells none.
     """
     from torchtpu_cache_core.errors import InvalidName
     from torchtpu_cache_core.names import Key, KeyPrefix
@@ -248,7 +252,8 @@ def find_key(store: Store, text: str) -> Key | None:
     try:
         prefix = KeyPrefix(text.rstrip("…"))
     except InvalidName:
-        return _only([info.key for info in store.iterate() if info.program == text], f"{text} is the name of")
+        named = ((info.key, info.program or names.get(info.key)) for info in store.iterate())
+        return _only([key for key, name in named if name == text], f"{text} is the name of")
     with contextlib.suppress(InvalidName):
         whole = Key(prefix)
         return whole if store.contains(whole) else None
@@ -264,11 +269,6 @@ def _only(found: list[Key], what: str) -> Key | None:
     return found[0] if found else None
 
 
-def _found(store: Store, text: str) -> Key:
-    key = find_key(store, text)
-    return fail(f"{text}: {_ABSENT}") if key is None else key
-
-
 def _names_here(cache_dir: Path | None, namespace: str | None) -> dict[Key, str]:
     """The programs' names in this machine's disk tier, none where it cannot be read."""
     from torchtpu_cache_core.errors import CacheError
@@ -281,6 +281,8 @@ def _names_here(cache_dir: Path | None, namespace: str | None) -> dict[Key, str]
 @contextlib.contextmanager
 def _store(cache_dir: Path | None, remote: str | None, namespace: str | None, at_remote: bool) -> Iterator[Store]:
     if not at_remote:
+        if remote is not None:
+            fail("--remote says which service, and --at-remote that its entries are meant; add it", EXIT_USAGE)
         with _disk(cache_dir, namespace) as disk:
             yield disk
         return

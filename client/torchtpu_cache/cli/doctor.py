@@ -246,5 +246,5 @@ def _examine_spool(settings: Config, folder: Path) -> Check:
     waiting = waiting_for_remote(settings, folder)
     if waiting["entries"]:
         what = f"{counted(waiting['entries'], 'executable')}, {human_bytes(waiting['size_bytes'])}"
-        return Check("uploads", WARNING, f"{what}, for the remote; the next compile sends what waits")
+        return Check("uploads", WARNING, f"{what}, for the remote; the next job that has it sends what waits")
     return Check("uploads", OK, "nothing waits for the remote")
