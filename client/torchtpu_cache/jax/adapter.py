@@ -124,7 +124,7 @@ class Adapter:
             call = self._local.call = _Call(names.bind(*args, **kwargs).arguments)
             try:
                 return original(*args, **kwargs)
-            except Exception:
+            except BaseException:  # an interrupt ends a compile as well
                 if call.waits:
                     with _Contained("a failed compile could not be counted"):
                         default_assembly().node.counters.compile_failed()
