@@ -318,7 +318,7 @@ class Node:
     @property
     def storing(self) -> int:
         """How many executables were compiled in this process and are not in the tiers yet."""
-        return self._storing.waiting
+        return self._storing.unstored
 
     def flush(self) -> bool:
         """Waits until what was compiled or fetched so far is stored on this machine, a few seconds at most.

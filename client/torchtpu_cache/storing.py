@@ -95,7 +95,7 @@ class Storing:
             self._counters.not_published("internal")
 
     @property
-    def waiting(self) -> int:
+    def unstored(self) -> int:
         """How many were compiled in this process and are not in the tiers yet."""
         return len(self._fresh.get())
 

@@ -64,7 +64,7 @@ def stats() -> dict[str, Any]:
     - `not_published`: by reason, what was compiled and is not shared: `cheap` took less than 10 ms to compile, and
       stays on its machine.
     - `storing`: what was compiled and is not stored on this machine yet, nor on its way to the remote.
-    - `waiting`: entries on this machine's disk that wait for the remote now, those of other jobs among them.
+    - `spooled`: entries on this machine's disk that wait for the remote now, those of other jobs among them.
     """
     from torchtpu_cache.jax import plug
 

@@ -135,10 +135,10 @@ def disable() -> None:
 def stats() -> dict[str, Any]:
     """As `torchtpu_cache.jax.stats` says."""
     if not _was_enabled:
-        return {**Counters().snapshot(), "storing": 0, "waiting": 0}
+        return {**Counters().snapshot(), "storing": 0, "spooled": 0}
     assembly = api.default_assembly()
-    waiting = 0 if assembly.spool is None else assembly.spool.stats().entries
-    return {**assembly.node.counters.snapshot(), "storing": assembly.node.storing, "waiting": waiting}
+    spooled = 0 if assembly.spool is None else assembly.spool.stats().entries
+    return {**assembly.node.counters.snapshot(), "storing": assembly.node.storing, "spooled": spooled}
 
 
 def _import_jax() -> Any:
@@ -263,5 +263,5 @@ def _summary(totals: Mapping[str, Any]) -> str:
         f"JAX asked for {totals['requests']} programs: hits: {listed('hits')}, missed: {totals['missed']},"
         f" bypassed: {listed('bypassed')}; compiled {totals['compiled']} in {totals['compile_seconds']:.1f} s,"
         f" about {totals['seconds_saved']:.1f} s saved; published: {listed('published')},"
-        f" not published: {listed('not_published')}, waiting for the remote: {totals['waiting']}"
+        f" not published: {listed('not_published')}, waiting for the remote: {totals['spooled']}"
     )
