@@ -85,11 +85,11 @@ class Admission:
         self.check_size(size_bytes)
         if self._is_tight(charged_bytes(size_bytes), 1):
             self._check_evictable(charged_bytes(size_bytes))
-        room = Reservation(self)
+        reservation = Reservation(self)
         try:
-            yield room
+            yield reservation
         finally:
-            self.take(-room.taken_bytes, -room.taken_entries)
+            self.take(-reservation.taken_bytes, -reservation.taken_entries)
 
     def check_size(self, size_bytes: int) -> None:
         """EntryTooLarge if no eviction can help."""

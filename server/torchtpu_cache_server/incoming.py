@@ -23,15 +23,16 @@ class Incoming(Closing):
     """An entry that is arriving; invisible until `commit`.
 
     Calls from several threads run one after another: a request that is cancelled while a thread still feeds may close
-    at once, and no write meets a descriptor that was given back. Closing returns room and temporary file in every case.
+    at once, and no write meets a descriptor that was given back. Closing gives back the reservation and the temporary
+    file in every case.
 
     Args:
         key, digest, size_bytes: of the entry, as the client announced them.
         max_entry_bytes: what an entry may declare at most.
-        room: is told of what arrives before it is written.
+        reservation: is told of what arrives before it is written.
         staged: takes the bytes.
         publish: makes what was staged the entry of its key; CorruptEntry and StoreError as in `commit`.
-        held: what is given back at the end, room and `staged`.
+        held: what is given back at the end, `reservation` and `staged`.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Incoming(Closing):
         size_bytes: int,
         *,
         max_entry_bytes: int,
-        room: Reservation,
+        reservation: Reservation,
         staged: Staged,
         publish: Publish,
         held: contextlib.ExitStack,
@@ -49,7 +50,7 @@ class Incoming(Closing):
         self._key = key
         self._digest = digest
         self._size_bytes = size_bytes
-        self._room = room
+        self._reservation = reservation
         self._staged = staged
         self._publish = publish
         self._held = held
@@ -75,7 +76,7 @@ class Incoming(Closing):
             self._verifier.feed(data)
             if before is None and (header := self._verifier.header) is not None:
                 self._check_header(header)
-            self._room.arrived(len(data))
+            self._reservation.arrived(len(data))
             self._staged.write(data)
 
     def commit(self) -> tuple[PutStatus, Manifest]:
@@ -90,7 +91,7 @@ class Incoming(Closing):
             header, digest = self._verifier.finish()
             if digest != self._digest:
                 raise CorruptEntry(CorruptReason.DIGEST, "the bytes do not have the announced digest")
-            self._room.complete()
+            self._reservation.complete()
             return self._publish(header)
 
     def close(self) -> None:

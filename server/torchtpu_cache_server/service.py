@@ -202,14 +202,14 @@ class Service(Closing):
             StoreError: anything else.
         """
         with contextlib.ExitStack() as stack:
-            room = stack.enter_context(self._admission.reserve(size_bytes))
+            reservation = stack.enter_context(self._admission.reserve(size_bytes))
             staged = stack.enter_context(self.bucket.stage(blob_name(digest)))
             return Incoming(
                 key,
                 digest,
                 size_bytes,
                 max_entry_bytes=self.limits.max_entry_bytes,
-                room=room,
+                reservation=reservation,
                 staged=staged,
                 publish=lambda header: self._publish(namespace, header, digest, size_bytes, staged),
                 held=stack.pop_all(),
