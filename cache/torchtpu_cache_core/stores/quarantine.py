@@ -61,15 +61,15 @@ class Quarantine:
     def trim(self) -> None:
         """Keeps the bounds. What cannot be listed or removed now is left for the next time."""
         with contextlib.suppress(OSError):
-            items = [(item, charged) for item, charged in self._items() if charged is not None]
-            total = sum(charged for _, charged in items)
+            items = [(item, occupied) for item, occupied in self._items() if occupied is not None]
+            total = sum(occupied for _, occupied in items)
             while items and (len(items) > MAX_FILES or total > MAX_BYTES):
-                (oldest, charged), *items = items
-                total -= charged
+                (oldest, occupied), *items = items
+                total -= occupied
                 self._files.unlink(oldest.path)
 
     def _items(self) -> list[tuple[Quarantined, int | None]]:
-        """Each item, and what it counts for if it may be removed."""
+        """Each item, and what it occupies if it may be removed."""
         found: list[tuple[Quarantined, int | None]] = []
         try:
             names = self._files.listdir(self._folder)
@@ -90,9 +90,9 @@ class Quarantine:
                 size_bytes=status.st_size,
                 set_aside_seconds=int(match[1]) / 1000,
             )
-            found.append((item, self._charge(status)))
+            found.append((item, self._occupied(status)))
         return sorted(found, key=lambda pair: (pair[0].set_aside_seconds, pair[0].path.name))
 
     @staticmethod
-    def _charge(status: os.stat_result) -> int | None:
+    def _occupied(status: os.stat_result) -> int | None:
         return occupied_bytes(status) if stat.S_ISREG(status.st_mode) else None
