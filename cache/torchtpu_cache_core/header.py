@@ -26,7 +26,7 @@ _HEADER_FIELDS: Final = {
     "compile_seconds": float,
     "created_seconds": float,
 }
-_MAX_STRING: Final = 256
+_MAX_TEXT_CHARACTERS: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,11 @@ class Header:
             value = fields[name]
             if type(value) is not kind:
                 raise CorruptEntry(CorruptReason.HEADER, f"{name} has the wrong type")
-            if isinstance(value, str) and name != "key" and not (value.isprintable() and len(value) <= _MAX_STRING):
+            if (
+                isinstance(value, str)
+                and name != "key"
+                and not (value.isprintable() and len(value) <= _MAX_TEXT_CHARACTERS)
+            ):
                 raise CorruptEntry(CorruptReason.HEADER, f"{name} is too long or not printable")
         if not 0 <= fields["executable_bytes"] <= MAX_EXECUTABLE_BYTES:
             raise CorruptEntry(CorruptReason.LENGTH, "executable_bytes is over the hard cap")

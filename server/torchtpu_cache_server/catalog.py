@@ -28,7 +28,7 @@ from torchtpu_cache_core.manifest import MAX_MANIFEST_BYTES, Manifest
 from torchtpu_cache_core.names import Digest, Key, Namespace
 from torchtpu_cache_core.store import PutStatus
 from torchtpu_cache_server.blobs.bucket import Bucket, OpenObject, Staged
-from torchtpu_cache_server.blobs.entries import read_entry, read_header
+from torchtpu_cache_server.blobs.entries import check_blob, header_of_blob
 from torchtpu_cache_server.blobs.generations import generations_of
 from torchtpu_cache_server.blobs.layout import (
     ENTRIES,
@@ -161,7 +161,7 @@ class Catalog:
             StoreError: it could not be read.
         """
         manifest = record.manifest
-        header, digest = read_entry(blob)
+        header, digest = check_blob(blob)
         if digest != manifest.digest:
             raise CorruptEntry(CorruptReason.DIGEST, "the blob is not the one that its manifest names")
         if header.key != manifest.key:
@@ -249,7 +249,7 @@ class Catalog:
         if (manifest.namespace, manifest.key, manifest.generation) != (namespace, key, number):
             raise CorruptEntry(CorruptReason.MANIFEST, "the manifest speaks of another entry")
         with self.blob_of(manifest) as blob:
-            header = read_header(blob)
+            header = header_of_blob(blob)
             if blob.size_bytes != manifest.size_bytes:
                 raise CorruptEntry(CorruptReason.LENGTH, "the blob and its manifest differ in length")
         if header.key != key:
@@ -295,7 +295,7 @@ class Catalog:
             return False
         with blob:
             try:
-                return blob.size_bytes == size_bytes and read_entry(blob)[1] == digest
+                return blob.size_bytes == size_bytes and check_blob(blob)[1] == digest
             except CorruptEntry:
                 return False
 

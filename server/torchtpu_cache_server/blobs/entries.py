@@ -13,7 +13,7 @@ from torchtpu_cache_server.blobs.bucket import OpenObject
 _CHUNK_BYTES: Final = 1 << 20
 
 
-def read_header(blob: OpenObject) -> Header:
+def header_of_blob(blob: OpenObject) -> Header:
     """The header of a blob of the right length; CorruptEntry if it has none."""
     frame = _read_frame(blob)
     return Header.from_bytes(blob.read_at(PREFIX.size, frame.header_bytes))
@@ -31,7 +31,7 @@ def _read_frame(blob: OpenObject) -> Frame:
     return frame
 
 
-def read_entry(blob: OpenObject) -> tuple[Header, Digest]:
+def check_blob(blob: OpenObject) -> tuple[Header, Digest]:
     """Checks all of a blob; CorruptEntry if it is no entry, StoreError if it cannot be read."""
     _read_frame(blob)
     verifier = Verifier()

@@ -24,7 +24,7 @@ _DAMAGED: Final = frozenset(
 
 
 @contextlib.contextmanager
-def guarded() -> Iterator[None]:
+def translated_sqlite() -> Iterator[None]:
     """Translates what SQLite raises."""
     try:
         yield

@@ -29,7 +29,7 @@ from torchtpu_cache_server.index.base import (
     IndexTotals,
     Record,
 )
-from torchtpu_cache_server.index.rows import COLUMNS, guarded, only_value, record_of, text_of, totals_of
+from torchtpu_cache_server.index.rows import COLUMNS, only_value, record_of, text_of, totals_of, translated_sqlite
 from torchtpu_cache_server.index.schema import CLASSES, SCHEMA, VERSION
 
 _BUSY_SECONDS: Final = 1.0
@@ -65,7 +65,7 @@ class SqliteIndex(Index):
         token = self._take_note()
         self._writer = self._connect()
         try:
-            with guarded():
+            with translated_sqlite():
                 self._make()
                 self._complete = token != "" and self._fact("complete") == token
                 self._totals = totals_of(self._writer.execute("SELECT entries, charged_bytes FROM totals"))
@@ -95,7 +95,7 @@ class SqliteIndex(Index):
         FILES.sync_folder(self._note.parent)
 
     def _connect(self) -> sqlite3.Connection:
-        with guarded():
+        with translated_sqlite():
             connection = sqlite3.connect(
                 self._path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
@@ -126,7 +126,7 @@ class SqliteIndex(Index):
         with self._lock:
             if self._closed:
                 raise StoreUnavailable("the index is closed")
-            with guarded():
+            with translated_sqlite():
                 self._writer.execute("BEGIN IMMEDIATE")
                 try:
                     yield self._writer
@@ -147,7 +147,7 @@ class SqliteIndex(Index):
         if connection is None:
             connection = self._connect()
         try:
-            with guarded():
+            with translated_sqlite():
                 yield connection
         finally:
             with self._readers_lock:
