@@ -2,6 +2,9 @@
 
 An application that configures logging gets our records like any others, through its own handlers. Where it has not,
 Python would print the bare message, and nobody could tell whose it is: then each line begins with our name.
+
+A library may do so at its import, though handlers are the application's to choose: this one is silent as soon as the
+application has any for the record, sets no level, and leaves the records to go on to their parents.
 """
 
 from __future__ import annotations
@@ -9,6 +12,8 @@ from __future__ import annotations
 import logging
 import sys
 from typing import Final
+
+from torchtpu_cache_core.verbosity import say_more as say_more
 
 SENDER: Final = "torchtpu-cache: "
 
@@ -44,8 +49,3 @@ _named = _Named()
 def name_lines() -> None:
     """Has lines that nobody else prints begin with our name; harmless when called again."""
     logging.getLogger(_LOGGER).addHandler(_named)
-
-
-def say_more() -> None:
-    """Has the lines at INFO said too."""
-    logging.getLogger(_LOGGER).setLevel(logging.INFO)

@@ -11,6 +11,7 @@ from typing import Annotated, Final
 import typer
 
 from torchtpu_cache_core.errors import CacheError
+from torchtpu_cache_core.verbosity import say_more
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ def register(app: typer.Typer) -> None:
         # The application logs its own errors, with the request's id.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         if settings.verbose:
-            logging.getLogger("torchtpu_cache_server").setLevel(logging.INFO)
+            say_more()
         folder = settings.data_dir
         if 0 < settings.max_service_bytes < _SMALL_BYTES:
             _log.warning("--max-size is below 16MiB; the executables of many programs will not fit")

@@ -14,8 +14,7 @@ import typer
 
 from torchtpu_cache.cli.lazy import SETTINGS, group_of, registrars
 from torchtpu_cache.cli.output import EXIT_FAILED, EXIT_USAGE, note
-
-_OUR_LOGGERS: Final = ("torchtpu_cache", "torchtpu_cache_core", "torchtpu_cache_server")
+from torchtpu_cache_core.verbosity import say_more
 
 _HERE: Final = "torchtpu_cache.cli"
 COMMANDS: Final = (
@@ -32,8 +31,7 @@ COMMANDS: Final = (
 
 def _say_more(wanted: bool) -> None:
     if wanted:
-        for name in _OUR_LOGGERS:
-            logging.getLogger(name).setLevel(logging.INFO)
+        say_more()
 
 
 app = typer.Typer(

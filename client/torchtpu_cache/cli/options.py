@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from torchtpu_cache.lines import say_more
+from torchtpu_cache_core.verbosity import say_more
 
 if TYPE_CHECKING:
     from torchtpu_cache_core.config import Config

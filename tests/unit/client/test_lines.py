@@ -73,3 +73,13 @@ def test_the_setting_has_a_job_say_more(value: str, tmp_path: Path) -> None:
         [sys.executable, "-c", source], env=environ, capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stderr == (f"{NAMED}x\n" if value == "1" else "")
+
+
+def test_more_is_said_by_all_our_loggers_and_no_others() -> None:
+    source = (
+        "import logging, torchtpu_cache_core.verbosity as v; v.say_more();"
+        " print([n for n in ('', '_core', '_server') if logging.getLogger('torchtpu_cache' + n).level == logging.INFO],"
+        " logging.getLogger().level == logging.WARNING)"
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "['', '_core', '_server'] True\n"
