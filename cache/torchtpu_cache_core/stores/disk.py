@@ -22,7 +22,7 @@ from torchtpu_cache_core.manifest import Attestation
 from torchtpu_cache_core.names import Key, Namespace
 from torchtpu_cache_core.paths import check_private_dir
 from torchtpu_cache_core.store import Capabilities, EntryInfo, PutOutcome, Store, Stored, StoreStats
-from torchtpu_cache_core.stores.failures import is_transient, translated
+from torchtpu_cache_core.stores.failures import ATTEMPTS, is_transient, translated
 from torchtpu_cache_core.stores.files import FILES, Files
 from torchtpu_cache_core.stores.layout import Layout
 from torchtpu_cache_core.stores.listing import entry_info
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from torchtpu_cache_core.stores.writing import Writer
 
 ACCESS_MARK_SECONDS: Final = 60.0
-_ATTEMPTS: Final = 4
 
 
 class DiskStore(Store):
@@ -76,16 +75,16 @@ class DiskStore(Store):
         self._clock = clock
         self._files = files
         self._lock = threading.Lock()  # guards the making of the writer
-        self._opened: Writer | None = None
+        self._made_writer: Writer | None = None
 
     @property
     def _writer(self) -> Writer:
         with self._lock:
-            if self._opened is None:
+            if self._made_writer is None:
                 from torchtpu_cache_core.stores.room import DiskLimits
                 from torchtpu_cache_core.stores.writing import Writer
 
-                self._opened = Writer(
+                self._made_writer = Writer(
                     self._layout,
                     DiskLimits(
                         limit_bytes=self._limit_bytes,
@@ -93,11 +92,12 @@ class DiskStore(Store):
                         min_free_bytes=self._min_free_bytes,
                     ),
                     get=self._get,
+                    read=self._read,
                     machine_key=self._machine_key,
                     clock=self._clock,
                     files=self._files,
                 )
-            return self._opened
+            return self._made_writer
 
     @property
     def capabilities(self) -> Capabilities:
@@ -113,7 +113,7 @@ class DiskStore(Store):
     def get(self, key: Key) -> Stored | None:
         """As the contract says; writes nothing but an access mark, at most once a minute per entry."""
         with translated("the entry could not be read"):
-            for _ in range(_ATTEMPTS - 1):
+            for _ in range(ATTEMPTS - 1):
                 try:
                     return self._get(key)
                 except OSError as error:

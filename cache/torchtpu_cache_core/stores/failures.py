@@ -19,6 +19,9 @@ _TIMEOUT: Final = frozenset({errno.ETIMEDOUT})
 _TRANSIENT: Final = frozenset({errno.ESTALE, errno.EBUSY, errno.ENOENT, errno.EAGAIN, errno.EEXIST})
 _NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
 
+ATTEMPTS: Final = 4
+"""How often a call is made at most whose failure `is_transient`."""
+
 
 def has_no_locks(error: OSError) -> bool:
     """Whether flock failed because this file system has no locks, rather than because somebody holds one."""

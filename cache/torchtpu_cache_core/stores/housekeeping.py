@@ -11,18 +11,14 @@ from torchtpu_cache_core.names import Key
 from torchtpu_cache_core.stores.failures import translated
 from torchtpu_cache_core.stores.layout import SHARDS
 from torchtpu_cache_core.stores.publishing import make_folder
-from torchtpu_cache_core.stores.reading import OpenFile, opened, read_entry
+from torchtpu_cache_core.stores.reading import OpenFile, opened
 from torchtpu_cache_core.stores.reports import BadEntry, GcReport, VerifyReport
 from torchtpu_cache_core.stores.shards import Inventory
 from torchtpu_cache_core.stores.writing import Writer
 
 
 def collect(writer: Writer) -> GcReport:
-    """Counts everything anew, removes leftovers of dead writers, and brings the store within its limits.
-
-    Raises:
-        StoreError: the store cannot be listed or written.
-    """
+    """As `DiskStore.gc`."""
     with translated("the disk store could not be collected"):
         if not writer.shards.present():
             return GcReport(entries=0, size_bytes=0, evicted=0, leftovers_removed=0, foreign=())
@@ -42,14 +38,7 @@ def collect(writer: Writer) -> GcReport:
 
 
 def verify(writer: Writer, repair: bool) -> VerifyReport:
-    """Reads every entry to its last byte, payload included; removes leftovers of dead writers.
-
-    Args:
-        repair: moves what is no entry to the quarantine.
-
-    Raises:
-        StoreError: the store cannot be listed.
-    """
+    """As `DiskStore.verify`."""
     report = VerifyReport()
     with translated("the disk store could not be checked"):
         shards = writer.shards.present()
@@ -67,7 +56,7 @@ def _verify(writer: Writer, key: Key, repair: bool, report: VerifyReport) -> Non
     file: OpenFile | None = None
     try:
         with opened(writer.files, writer.layout.entry(key)) as file:
-            stored = read_entry(writer.files, file, writer.layout.namespace, key, writer.machine_key)
+            stored = writer.read(file, key)
         stored.entry.executable()
     except FileNotFoundError:
         return

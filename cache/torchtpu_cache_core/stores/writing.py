@@ -9,7 +9,6 @@ import contextlib
 import os
 import stat
 from collections.abc import Callable
-from typing import Final
 
 from torchtpu_cache_core.clock import Clock
 from torchtpu_cache_core.entry import Entry
@@ -19,18 +18,16 @@ from torchtpu_cache_core.manifest import Attestation
 from torchtpu_cache_core.names import Key
 from torchtpu_cache_core.paths import ensure_private_dir
 from torchtpu_cache_core.store import CHEAP_COMPILE_SECONDS, PutOutcome, PutStatus, Stored
-from torchtpu_cache_core.stores.failures import is_full, is_transient, translated
+from torchtpu_cache_core.stores.failures import ATTEMPTS, is_full, is_transient, translated
 from torchtpu_cache_core.stores.files import Files
 from torchtpu_cache_core.stores.immutable import immutable
 from torchtpu_cache_core.stores.layout import Layout, shard_of
 from torchtpu_cache_core.stores.machine_key import known_here
 from torchtpu_cache_core.stores.publishing import make_folder, publish
 from torchtpu_cache_core.stores.quarantine import Quarantine
-from torchtpu_cache_core.stores.reading import occupied_bytes, rounded_bytes
+from torchtpu_cache_core.stores.reading import OpenFile, occupied_bytes, rounded_bytes
 from torchtpu_cache_core.stores.room import DiskLimits, Room
 from torchtpu_cache_core.stores.shards import Shards
-
-_ATTEMPTS: Final = 4
 
 
 class Writer:
@@ -38,6 +35,7 @@ class Writer:
 
     Args:
         get: reads the entry under a key, None where there is none; sets aside what is none, and raises CorruptEntry.
+        read: the entry of a key from its open file; CorruptEntry, OSError as `reading.read_entry`.
         machine_key: as in `DiskStore`.
     """
 
@@ -47,13 +45,15 @@ class Writer:
         limits: DiskLimits,
         *,
         get: Callable[[Key], Stored | None],
+        read: Callable[[OpenFile, Key], Stored],
         machine_key: bytes | None,
         clock: Clock,
         files: Files,
     ) -> None:
         self.layout = layout
         self.files = files
-        self.machine_key = machine_key
+        self.read = read
+        self._machine_key = machine_key
         self.shards = Shards(layout, files, clock)
         self.quarantine = Quarantine(layout.quarantine, files, clock)
         self.room = Room(
@@ -69,10 +69,9 @@ class Writer:
         self._clock = clock
 
     def put(self, entry: Entry, attestation: Attestation | None = None) -> PutOutcome:
-        """As the contract says. What compiled in under 10 ms is not brought to the disk at once (no fsync): it
-        outlives this process, but perhaps no loss of power."""
-        if attestation is not None and self.machine_key is not None:
-            attestation = known_here(attestation, self.layout.root, self.machine_key)
+        """As `DiskStore.put`."""
+        if attestation is not None and self._machine_key is not None:
+            attestation = known_here(attestation, self.layout.root, self._machine_key)
         block = b"" if attestation is None else attestation.to_block()
         size = rounded_bytes(entry.size_bytes + len(block))
         if size > self._limit_bytes:
@@ -80,14 +79,14 @@ class Writer:
         entry = immutable(entry)
         made_room = False
         with translated("the entry could not be written"):
-            for attempt in range(_ATTEMPTS):
+            for attempt in range(ATTEMPTS):
                 try:
                     outcome = self._put_once(entry, block, attestation, size, first=attempt == 0)
                 except OSError as error:
                     if is_full(error) and not made_room:
                         made_room = True
                         self.room.evict(size, 1)
-                    elif not is_transient(error) or attempt == _ATTEMPTS - 1:
+                    elif not is_transient(error) or attempt == ATTEMPTS - 1:
                         raise
                 else:
                     if outcome is not None:
@@ -106,9 +105,9 @@ class Writer:
             status = PutStatus.SAME if digest == entry.digest else PutStatus.CONFLICT
             return PutOutcome(status, digest, winner.attestation)
         self.room.reserve(shard, size_bytes)
-        charged: int | None = None
+        occupied: int | None = None
         try:
-            charged = publish(
+            occupied = publish(
                 self.files,
                 path,
                 entry,
@@ -118,8 +117,8 @@ class Writer:
                 sync=entry.header.compile_seconds >= CHEAP_COMPILE_SECONDS,
             )
         finally:
-            self.room.settle(shard, size_bytes, charged)
-        return None if charged is None else PutOutcome(PutStatus.CREATED, entry.digest, attestation)
+            self.room.settle(shard, size_bytes, occupied)
+        return None if occupied is None else PutOutcome(PutStatus.CREATED, entry.digest, attestation)
 
     def _make_folders(self, shard: int, *, trusting: bool) -> None:
         """Makes what is missing. `trusting` looks no further where the folders are there."""
