@@ -40,7 +40,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from support.figures import Figure, Size
+from support.figures import Figure, Size, seeded
 from support.tally import FAULTS, Tally
 
 _CASES: Final[dict[str, tuple[int, int]]] = {
@@ -66,7 +66,7 @@ def run(size: Size) -> Iterator[Figure]:
     """The figures of the drill."""
     # The short form is the same every time; the full one is another each time, and says its seed.
     seed = _SHORT_SEED if size is Size.SHORT else random.SystemRandom().randrange(1 << 32)
-    with ThreadPoolExecutor(_PARALLEL) as pool:
+    with seeded(seed), ThreadPoolExecutor(_PARALLEL) as pool:
         jobs = [pool.submit(_attack, name, seed, size.of(*cases), size.of(*_SECONDS)) for name, cases in _CASES.items()]
         tallies = [job.result() for job in jobs]
     yield from _figures(tallies, seed, sum(size.of(*cases) for cases in _CASES.values()))

@@ -39,7 +39,7 @@ from typing import Final
 
 from drills._pairs_worker import jaxlib_keys, keys
 from support.clean import clean_folder
-from support.figures import Figure, Size
+from support.figures import Figure, Size, seeded
 from support.pairs.changes import Changes
 from support.pairs.handmade import change, make, write
 from support.pairs.keymaking import CORPUS, Ledger, key_of, makers
@@ -100,7 +100,7 @@ def run(size: Size) -> Iterator[Figure]:
     counts, ledger = Counts(size, seed), Ledger()
     resolver = ProgramCanonicaliser(None)
     try:
-        with clean_folder() as folder:
+        with seeded(seed), clean_folder() as folder:
             collisions = _generated(folder / "world", size.of(2400, 88_000), counts, ledger, resolver)
             _hand_made(size.of(60, 6000), counts, resolver)
             _mutated(size.of(6, 110), counts, resolver)

@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
 from support.figures import Campaign, Figure, Size
@@ -36,21 +37,17 @@ def names(package: str) -> list[str]:
     )
 
 
-def campaign(package: str, name: str) -> Campaign:
-    """The `run` of one module."""
-    return cast("Campaign", importlib.import_module(f"{package}.{name}").run)
-
-
 def figures(package: str, name: str, size: Size) -> Iterator[Figure]:
     """The figures of one module; one with an `error`, which is not ok, where it fails or has none."""
-    count = 0
+    count, module = 0, None
     try:
-        for figure in campaign(package, name)(size):
+        module = importlib.import_module(f"{package}.{name}")
+        for figure in cast("Campaign", module.run)(size):
             count += 1
             yield figure
     except Exception as error:
         traceback.print_exc()
-        yield _failed(name, f"{type(error).__name__}: {error}"[:500], **_seed(error))
+        yield _failed(name, f"{type(error).__name__}: {error}"[:500], **_seed(module, error))
     else:
         if not count:
             yield _failed(name, "it gave no figures")
@@ -60,14 +57,10 @@ def _failed(name: str, error: str, **more: Any) -> Figure:
     return Figure(name, float("nan"), "", "it runs", False, {"error": error, **more})
 
 
-def _seed(error: Exception) -> dict[str, int]:
-    """The seed of what failed: the innermost variable `seed` where it was raised, else the constant SEED beside it."""
-    found: dict[str, int] = {}
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        for seed in (frame.f_locals.get("seed"), None if found else frame.f_globals.get("SEED")):
-            if isinstance(seed, int):
-                found = {"seed": seed}
-    return found
+def _seed(module: ModuleType | None, error: Exception) -> dict[str, int]:
+    """The seed of what failed: that of `figures.seeded`, else the module's constant SEED."""
+    seed = getattr(error, "seed", getattr(module, "SEED", None))
+    return {} if seed is None else {"seed": seed}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +125,7 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = [name for name in chosen if name in parsed.only or not parsed.only]
     size = Size.SHORT if parsed.short else Size.FULL
     reporter = Reporter(size=size, commit=_commit(), out=parsed.out)
-    short: list[str] = []
+    not_ok: list[str] = []
     for number, name in enumerate(chosen, 1):
         print(f"[{number}/{len(chosen)}] {name} ...", file=sys.stderr, flush=True)
         started = time.monotonic()
@@ -141,14 +134,14 @@ def main(arguments: list[str] | None = None) -> int:
             reporter.report(figure)
             ended = ended and "error" not in figure.more
             if not figure.ok:
-                short.append(figure.name)
+                not_ok.append(figure.name)
         seconds = time.monotonic() - started
         if ended:
             reporter.report(Figure.told(f"{name}.seconds", seconds, "s"))
         print(f"[{number}/{len(chosen)}] {name}: {seconds:.0f} s", file=sys.stderr, flush=True)
-    if short:
-        print(f"short of their bars: {', '.join(short)}", file=sys.stderr)
-    return 1 if short else 0
+    if not_ok:
+        print(f"not ok: {', '.join(not_ok)}", file=sys.stderr)
+    return 1 if not_ok else 0
 
 
 if __name__ == "__main__":

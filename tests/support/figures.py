@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
 import math
@@ -70,6 +71,16 @@ class Figure:
 
 Campaign = Callable[[Size], Iterator[Figure]]
 """`run(size)` of a module in tests/drills or tests/bench: yields each figure as soon as it is known."""
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """For a module that takes another seed each time: what fails in the block has it as its attribute `seed`."""
+    try:
+        yield
+    except Exception as error:
+        error.seed = seed  # type: ignore[attr-defined]
+        raise
 
 
 def _bar(bar: float) -> str:

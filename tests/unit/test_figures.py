@@ -65,10 +65,15 @@ def test_the_exit_code(
         assert re.fullmatch("[0-9a-f]{12}[+]?", line["commit"])
 
 
-@pytest.mark.parametrize("source", ["seed = 17; raise OSError('no')", "SEED; raise OSError('no')"])
-def test_a_failure_names_the_seed(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("constant", "block"), [(17, "True"), (4, "seeded(17)")])
+def test_a_failure_names_the_seed(constant: int, block: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("drills.made")
-    exec(f"SEED = 17\ndef run(size):\n    {source}\n    yield", module.__dict__)
+    word = "with" if "(" in block else "if"
+    exec(
+        "from support.figures import seeded\n"
+        f"SEED = {constant}\ndef run(size):\n    {word} {block}:\n        raise OSError('no')\n    yield",
+        module.__dict__,
+    )
     monkeypatch.setitem(sys.modules, "drills.made", module)
     (figure,) = campaign.figures("drills", "made", Size.SHORT)
     assert figure.more == {"error": "OSError: no", "seed": 17}
