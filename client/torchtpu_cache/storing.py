@@ -59,7 +59,7 @@ class Storing:
         return publication if matches else None
 
     def add(self, publication: Publication) -> None:
-        """Stores it here and for the remote, soon; by the caller's hand where too much waits."""
+        """Queues it to be stored here and for the remote; where the queue is full, the caller stores it."""
         if publication.cheap:
             self._counters.not_published("cheap")  # sharing it costs more than compiling it
         self._fresh.get()[publication.keyed.key] = publication

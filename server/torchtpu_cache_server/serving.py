@@ -117,6 +117,7 @@ class Listen:
 
     @contextlib.contextmanager
     def _told(self, listener: socket.socket) -> Iterator[None]:
+        """Closes `listener` where the block fails, and raises PortInUse or ConfigError, which say what to do."""
         try:
             yield
         except OSError as error:

@@ -25,7 +25,7 @@ class Generations:
 
 
 def generations_of(bucket: Bucket, namespace: Namespace, key: Key) -> Generations:
-    """StoreError if the bucket cannot say."""
+    """The generations of a key, as the bucket lists them. StoreError if it cannot say."""
     found = {info.name: parse_generation(info.name) for info in bucket.list(key_prefix(namespace, key))}
     known = [(name, generation) for name, generation in found.items() if generation is not None]
     closed = max((each.number for _, each in known if each.dead), default=0)
