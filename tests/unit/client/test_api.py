@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
-import time
 from pathlib import Path
 
 import pytest
 
+from support.waiting import wait_until
 from torchtpu_cache import api
 
 
@@ -28,7 +28,7 @@ def test_a_fork_while_another_thread_makes_the_assembly_gets_its_own(
 
 
 class _StoredAtTheEnd:
-    """Makes the assembly, and leaves a slow work to the end; also while multiprocessing unpickles it, as a script does
+    """Makes the assembly, and leaves a work to the end; also while multiprocessing unpickles it, as a script does
     that it imports anew."""
 
     def __init__(self, done: Path) -> None:
@@ -41,7 +41,12 @@ class _StoredAtTheEnd:
     def __call__(self) -> None:
         later = api.default_assembly().node._later
         assert later is not None
-        later.do(lambda: time.sleep(0.5) or self._done.touch(), 1)
+
+        def work() -> None:
+            wait_until(lambda: later._state.get().flushing > 0, "nobody waits for it")
+            self._done.touch()
+
+        later.do(work, 1)
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])

@@ -72,6 +72,16 @@ class Talk:
         return await self.answer()
 
 
+class Heard(ExpressProtocol):
+    """Counts what arrives, so that a test knows when it did."""
+
+    heard_bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        Heard.heard_bytes += len(data)
+
+
 class Site:
     """A service that listens, in this process."""
 
@@ -97,7 +107,7 @@ class Site:
         self._config.load()
         state = ServerState()
         self.connections = state.connections  # type: ignore[assignment]
-        make = functools.partial(ExpressProtocol, self.express, self._config, state, {})
+        make = functools.partial(Heard, self.express, self._config, state, {})
         listener = socket.create_server(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
         server = await asyncio.get_running_loop().create_server(make, sock=listener)
@@ -145,6 +155,13 @@ class Site:
         talk.send(head_of(entry))
         await until(lambda: bool(self.transfers))
         return talk
+
+
+async def deliver(talk: Talk, data: bytes) -> None:
+    """Sends, and waits until the service has it, so that what is sent next arrives by itself."""
+    before = Heard.heard_bytes
+    talk.send(data)
+    await until(lambda: Heard.heard_bytes - before >= len(data))
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -276,8 +293,7 @@ def test_what_looks_like_a_known_head_inside_another_message_is_none(tmp_path: P
         body = b"POST /v1/default/lookup HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(known)
         for first in (body, known + body, known + known + body):
             talk = await site.talk()
-            talk.send(first)
-            await asyncio.sleep(0.05)
+            await deliver(talk, first)
             talk.send(known)
             for _ in range(first.count(known)):
                 assert (await talk.answer()).status == 200
@@ -285,8 +301,7 @@ def test_what_looks_like_a_known_head_inside_another_message_is_none(tmp_path: P
             assert (await talk.ask(known)).status == 200
         for first in (known + b"GET / HTTP/1.1\r\nA-Head: ", b"GET / HTTP/1.1\r\nA-Head: "):
             talk = await site.talk()
-            talk.send(first)
-            await asyncio.sleep(0.05)
+            await deliver(talk, first)
             talk.send(known)
             for _ in range(first.count(known)):
                 assert (await talk.answer()).status == 200
@@ -302,8 +317,7 @@ def test_heads_sent_ahead_are_answered_in_order(tmp_path: Path) -> None:
         talk = await site.known(_LARGE)
         asked = [_LARGE, _SMALL, _LARGE, _LARGE, _SMALL, _SMALL]
         for entry in asked:
-            talk.send(head_of(entry))
-            await asyncio.sleep(0.02)
+            await deliver(talk, head_of(entry))
         for entry in asked:
             assert (await talk.answer()).body == bytes(entry.buffer)
 
@@ -314,7 +328,7 @@ def test_what_is_sent_ahead_of_a_transfer_is_bounded(tmp_path: Path) -> None:
     async def test(site: Site) -> None:
         talk = await site.stalled(_LARGE)
         talk.send(b"GET /" + b"x" * 700_000)
-        await asyncio.sleep(0.1)
+        await until(lambda: any(not connection.transport.is_reading() for connection in site.connections))
         assert max(len(connection._held) for connection in site.connections) < 400_000
         assert (await talk.answer()).body == bytes(_LARGE.buffer)
         assert (await talk.answer()).status == 431

@@ -40,18 +40,59 @@ async def _echo(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
+class _Heard(BoundedProtocol):
+    """Counts what has arrived and was dealt with."""
+
+    heard_bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self.heard_bytes += len(data)
+
+
 async def _talk(*pieces: bytes, app: Callable[[Any, Any, Any], Any] = _answer) -> bytes:
     """Sends one piece after another's answer, and gives all that came until the service closed."""
-    config = uvicorn.Config(app, http=BoundedProtocol, ws="none", lifespan="off", log_config=None)
+    asking = 0
+
+    async def watched(scope: Any, receive: Any, send: Any) -> None:
+        async def asks() -> Any:
+            nonlocal asking
+            asking += 1
+            try:
+                return await receive()
+            finally:
+                asking -= 1
+
+        await app(scope, asks, send)
+
+    config = uvicorn.Config(watched, http=BoundedProtocol, ws="none", lifespan="off", log_config=None)
     config.load()
     state = ServerState()
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: BoundedProtocol(config, state, {}), "127.0.0.1", 0)
+    heard: list[_Heard] = []
+
+    def connected() -> _Heard:
+        heard.append(_Heard(config, state, {}))
+        return heard[-1]
+
+    def is_waiting(sent_bytes: int) -> bool:
+        """Whether the service has done all that it can with what was sent, or reads no more."""
+        if not heard or heard[0].heard_bytes < sent_bytes:
+            return bool(heard) and heard[0].transport is not None and heard[0].transport.is_closing()
+        cycle = heard[0].cycle
+        return not heard[0].pipeline and (cycle is None or cycle.response_complete or asking > 0)
+
+    server = await loop.create_server(connected, "127.0.0.1", 0)
     async with server:
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-        for piece in pieces:
+        sent_bytes = 0
+        for piece in pieces[:-1]:
             writer.write(piece)
-            await asyncio.sleep(0.05)
+            sent_bytes += len(piece)
+            async with asyncio.timeout(3.0):
+                while not is_waiting(sent_bytes):  # noqa: ASYNC110 - what is awaited tells nobody
+                    await asyncio.sleep(0.01)
+        writer.write(pieces[-1])
         async with asyncio.timeout(3.0):  # uvicorn's own timer takes 5 s
             received = await reader.read()
         writer.close()
