@@ -49,6 +49,8 @@ def counted(made: Spool, what: str) -> dict[str, int]:
 class ForkingStore(FailingStore):
     """Forks a child, which lives until it is ended, and fails."""
 
+    child: int | None = None
+
     def put(self, entry: Entry, attestation: Attestation | None = None) -> PutOutcome:
         if (pid := os.fork()) == 0:
             signal.pause()
@@ -304,8 +306,9 @@ def test_a_child_that_was_forked_during_an_upload_does_not_hold_up_the_next(tmp_
         with (tmp_path / "spool" / one.key).open("rb") as other:
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     finally:
-        os.kill(remote.child, signal.SIGKILL)
-        os.waitpid(remote.child, 0)
+        if remote.child is not None:
+            os.kill(remote.child, signal.SIGKILL)
+            os.waitpid(remote.child, 0)
 
 
 def test_temporary_files_of_the_dead_are_collected_by_age(tmp_path: Path) -> None:
