@@ -77,7 +77,8 @@ class ChildProcess:
     def __init__(self, module: str, environ: Mapping[str, str] | None = None) -> None:
         self._module = module
         self._environ = dict(os.environ if environ is None else environ)
-        self._lock = threading.Lock()  # guards all below, and the socket
+        self._lock = threading.RLock()  # guards all below, and the socket
+        self._is_asked = False
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._stderr: _Tail | None = None
@@ -104,10 +105,14 @@ class ChildProcess:
         """Sends one request and waits for its answer.
 
         Raises:
-            ChildDied: the child ended first; the next call starts another.
+            ChildDied: the child ended first, and the next call starts another; or a signal's handler calls in the
+                middle of a call of its own thread.
             ChildTimeout: the deadline passed; the child was killed.
         """
         with self._lock:
+            if self._is_asked:
+                raise ChildDied(f"the helper process {self._module} is asked by what interrupted its asker", "")
+            self._is_asked = True
             try:
                 raw = json.dumps(header).encode()
                 frame = _FRAME.pack(len(raw), len(payload)) + raw
@@ -132,6 +137,8 @@ class ChildProcess:
                 # An interrupted call leaves half a frame in the socket.
                 self._end()
                 raise
+            finally:
+                self._is_asked = False
 
     def close(self) -> None:
         """Ends the child, if one runs."""
@@ -199,7 +206,8 @@ class ChildProcess:
     def forget(self) -> None:
         """In a fork of the process that started the child: closes the copies, which would keep it alive after its
         parent. The lock may be held by a thread that is not there any more."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._is_asked = False
         self._release()
         if self._process is not None:
             self._process.returncode = 0  # the parent's to wait for

@@ -41,7 +41,7 @@ class FileIdentities:
         self._memo_dir = memo_dir
         self._clock = clock
         self._known: dict[Signature, str] = {}
-        self._lock = threading.Lock()  # held while hashing, so that one file is hashed once by many threads
+        self._lock = threading.RLock()  # held while hashing, so that one file is hashed once by many threads
 
     def sha256(self, path: Path | str) -> str:
         """SHA-256 of the file's bytes, 64 lower-case hex digits.

@@ -13,9 +13,10 @@ V = TypeVar("V")
 
 
 class _Flight(Generic[V]):
-    __slots__ = ("done", "result", "waiting")
+    __slots__ = ("done", "leader", "result", "waiting")
 
     def __init__(self) -> None:
+        self.leader = threading.get_ident()
         self.done = threading.Event()
         self.result: list[V] = []  # the one value; none where the leader failed
         self.waiting = 0
@@ -23,7 +24,7 @@ class _Flight(Generic[V]):
 
 class _State(Generic[K, V]):
     def __init__(self) -> None:
-        self.lock = threading.Lock()  # guards the flights and their counts, for moments only
+        self.lock = threading.RLock()  # guards the flights and their counts, for moments only
         self.flights: dict[K, _Flight[V]] = {}
 
 
@@ -33,7 +34,7 @@ class SingleFlight(Generic[K, V]):
 
     A leader that fails, by whatever exception, wakes its waiters; they do not get its exception but try for
     themselves, one of them as the next leader, so that an interrupt in one thread is no answer to another.
-    A `call` that asks for its own key again on the same thread would wait for itself; it must not.
+    A thread that asks for the key that it leads already, as a signal's handler may, does the work by itself.
     """
 
     def __init__(self) -> None:
@@ -51,10 +52,12 @@ class SingleFlight(Generic[K, V]):
                 flight = state.flights.get(key)
                 if leads := flight is None:
                     flight = state.flights[key] = _Flight()
-                else:
+                elif flight.leader != threading.get_ident():
                     flight.waiting += 1
             if leads:
                 return _lead(state, key, flight, call), True
+            if flight.leader == threading.get_ident():
+                return call(), True
             flight.done.wait()
             if flight.result:
                 return flight.result[0], False

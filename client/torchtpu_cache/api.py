@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchtpu_cache.assembly import Assembly, assemble
-from torchtpu_cache.lines import say_more
 from torchtpu_cache.result import Result
 from torchtpu_cache_core import config as configuration
 from torchtpu_cache_core.canonical.environment import Environment
 from torchtpu_cache_core.errors import Bypass, ConfigError, InvalidRequest
 from torchtpu_cache_core.request import Request, Target
+from torchtpu_cache_core.verbosity import say_more
 
 if TYPE_CHECKING:
     from torchtpu_cache.compilers.base import Compiler, Loaded
@@ -171,7 +171,7 @@ def compile(
 
 
 _default: tuple[int, Assembly] | None = None
-_default_lock = threading.Lock()  # guards _default and _finalized
+_default_lock = threading.RLock()  # guards _default and _finalized
 _finalized: int | None = None  # the process that multiprocessing closes
 _closed: int | None = None  # the process that has closed its assembly at its end, when no thread starts one any more
 
@@ -179,7 +179,7 @@ _closed: int | None = None  # the process that has closed its assembly at its en
 def _renew_lock() -> None:
     """In a forked child: the thread that may have held the lock is not there to give it back."""
     global _default_lock
-    _default_lock = threading.Lock()
+    _default_lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_renew_lock)

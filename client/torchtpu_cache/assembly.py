@@ -41,7 +41,7 @@ class Programs:
         self._config = config
         self._folder = folder
         self._identities = identities
-        self._lock = threading.Lock()  # guards the two below
+        self._lock = threading.RLock()  # guards the two below
         self._canonicaliser: ProgramCanonicaliser | None = None
         self._compilers: Compilers | None = None
 

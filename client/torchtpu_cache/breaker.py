@@ -96,7 +96,7 @@ class BreakerStatus:
 
 class _Circuit:
     def __init__(self) -> None:
-        self.lock = threading.Lock()  # guards all below; held for no I/O and no wait
+        self.lock = threading.RLock()  # guards all below; held for no I/O and no wait
         self.open_error: StoreError | None = None
         self.last_error: StoreError | None = None
         self.failures = 0

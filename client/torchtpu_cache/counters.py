@@ -43,7 +43,7 @@ class Counters:
     """Thread-safe totals since the node was made."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards _totals
+        self._lock = threading.RLock()  # guards _totals
         self._totals = _Totals()
 
     def request(self) -> None:

@@ -28,7 +28,7 @@ class Credit:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards _seconds
+        self._lock = threading.RLock()  # guards _seconds
         self._seconds = CREDIT_SECONDS
 
     @property
@@ -62,7 +62,7 @@ class RemoteGate:
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
-        self._lock = threading.Lock()  # guards all below
+        self._lock = threading.RLock()  # guards all below
         self._compiles: deque[tuple[float, int]] = deque(maxlen=_WINDOW)
         self._round_trips: deque[float] = deque(maxlen=_WINDOW)
         self._asked_seconds = 0.0

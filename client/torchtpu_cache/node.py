@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchtpu_cache.counters import Counters, Tier
 from torchtpu_cache.later import Later
-from torchtpu_cache.lines import name_lines
+from torchtpu_cache.loglines import name_lines
 from torchtpu_cache.publication import Publication
 from torchtpu_cache.result import Result, Stamp
 from torchtpu_cache.storing import Storing

@@ -14,7 +14,7 @@ _PAUSE_SECONDS: Final = 60.0
 
 class _State:
     def __init__(self) -> None:
-        self.lock = threading.Lock()  # guards said
+        self.lock = threading.RLock()  # guards said
         self.said: dict[str, float] = {}
 
 

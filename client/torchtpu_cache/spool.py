@@ -124,8 +124,8 @@ class Spool:
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._thread_lock = threading.Lock()  # guards _thread
-        self._pass_lock = threading.Lock()  # one drain of this process at a time; guards the two below
+        self._thread_lock = threading.RLock()  # guards _thread
+        self._pass_lock = threading.RLock()  # one drain of this process at a time; guards the two below
         self._failed: Counter[str] = Counter()
         self._tidied = -math.inf
 

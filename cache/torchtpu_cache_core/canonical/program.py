@@ -96,7 +96,7 @@ class ProgramCanonicaliser:
         self._resting_until = -math.inf
         self._flights = SingleFlight[str, _Verdict]()
         self._remembered: OrderedDict[str, tuple[_Verdict, float]] = OrderedDict()
-        self._lock = threading.Lock()  # guards _remembered; never held while anything is read or parsed
+        self._lock = threading.RLock()  # guards _remembered; never held while anything is read or parsed
 
     @property
     def child_pid(self) -> int | None:

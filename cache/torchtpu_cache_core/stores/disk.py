@@ -74,7 +74,7 @@ class DiskStore(Store):
         self._machine_key = machine_key
         self._clock = clock
         self._files = files
-        self._lock = threading.Lock()  # guards the making of the writer
+        self._lock = threading.RLock()  # guards the making of the writer
         self._made_writer: Writer | None = None
 
     @property

@@ -38,7 +38,7 @@ class MemoryStore(Store):
         self._limit_bytes = limit_bytes
         self._limit_entries = limit_entries
         self._clock = clock
-        self._lock = threading.Lock()  # guards all below; held for bookkeeping only
+        self._lock = threading.RLock()  # guards all below; held for bookkeeping only
         self._held: OrderedDict[Key, _Held] = OrderedDict()
         self._size_bytes = 0
 

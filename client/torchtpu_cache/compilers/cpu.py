@@ -60,7 +60,7 @@ class CpuCompiler(Compiler):
         self._identities = identities
         self._environ = os.environ if environ is None else environ
         self._pool = ChildPool(_CHILD, size=pool_size, deadline_seconds=deadline_seconds)
-        self._lock = threading.Lock()  # guards _clients, and the start of one
+        self._lock = threading.RLock()  # guards _clients, and the start of one
         self._clients: dict[int, Any] = {}
         self._mapped: dict[str, Any] | None = None  # jaxlib's library, once it is loaded: it stays
 

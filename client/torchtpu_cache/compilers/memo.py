@@ -30,7 +30,7 @@ class TargetMemo:
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
-        self._lock = threading.Lock()  # guards _known
+        self._lock = threading.RLock()  # guards _known
         self._known: dict[str, dict[str, str]] = {}
 
     def get(self, question: Iterable[str]) -> dict[str, str] | None:

@@ -86,7 +86,7 @@ class Compilers(Closing):
         self._pool_size = pool_size
         self._deadline_seconds = deadline_seconds
         self._environ = environ
-        self._lock = threading.Lock()  # guards _compilers
+        self._lock = threading.RLock()  # guards _compilers
         self._compilers: dict[str, Compiler] = {}
 
     def for_target(self, target_name: str) -> Compiler:

@@ -64,7 +64,7 @@ class _Plug(NamedTuple):
     flags: dict[str, Any]
 
 
-_lock = threading.Lock()  # guards _plugged; held while JAX is changed
+_lock = threading.RLock()  # guards _plugged; held while JAX is changed
 _plugged: _Plug | None = None
 _warned = False
 _speaks_at_exit = False
@@ -74,7 +74,7 @@ _was_enabled = False  # in this process or the one that it was forked from
 def _renew_lock() -> None:
     """In a forked child: the thread that may have held the lock is not there to give it back."""
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_renew_lock)

@@ -47,7 +47,7 @@ def _say(error: Exception) -> None:
 def _warn(message: str, **more: Any) -> None:
     import logging
 
-    from torchtpu_cache.lines import name_lines
+    from torchtpu_cache.loglines import name_lines
 
     name_lines()
     logging.getLogger(__name__).warning("%s", message, **more)

@@ -30,7 +30,7 @@ class Targets:
 
     def __init__(self, identities: FileIdentities) -> None:
         self._identities = identities
-        self._lock = threading.Lock()  # guards _known; held while a file is hashed, so that it is hashed once
+        self._lock = threading.RLock()  # guards _known; held while a file is hashed, so that it is hashed once
         self._known: dict[str, dict[str, str]] = {}
 
     def describe(self, backend: Any, devices: Any) -> Target:

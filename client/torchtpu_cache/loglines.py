@@ -13,8 +13,6 @@ import logging
 import sys
 from typing import Final
 
-from torchtpu_cache_core.verbosity import say_more as say_more
-
 SENDER: Final = "torchtpu-cache: "
 
 _LOGGER: Final = "torchtpu_cache"
