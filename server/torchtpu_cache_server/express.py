@@ -22,6 +22,7 @@ import socket
 import time
 from collections.abc import Sequence
 from typing import Any, Final, cast
+from weakref import WeakValueDictionary
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -48,7 +49,7 @@ _END: Final = b"\r\n\r\n"
 class _Known:
     """What a head asks for, and the lines of the answer that are the entry's."""
 
-    __slots__ = ("lines", "manifest", "name")
+    __slots__ = ("__weakref__", "lines", "manifest", "name")
 
     def __init__(self, name: EntryName) -> None:
         self.name = name
@@ -62,15 +63,18 @@ class Express:
     def __init__(self, edge: Edge) -> None:
         self.edge = edge
         self.pace = Pace()
-        self._known: dict[bytes, _Known] = {}
+        # Each lives as long as its entry is hot, so that no head of what is gone is held.
+        self._known: WeakValueDictionary[bytes, _Known] = WeakValueDictionary()
         self._defaults: Pairs | None = None
         self._beginning = b""
 
     def remember(self, head: bytes, name: EntryName) -> None:
         """A head was answered with this entry, in full and for no other reason than what stands in it."""
         if len(self._known) >= _MAX_HEADS:
-            del self._known[next(iter(self._known))]
-        self._known[head] = _Known(name)
+            self._known.pop(next(iter(self._known), b""), None)
+        known = _Known(name)
+        if self.edge.service.attach(*name, known):
+            self._known[head] = known
 
     def find(self, head: bytes, defaults: Pairs) -> tuple[OpenEntry, bytes] | None:
         """The entry that a head asks for, and the head of the answer; None where the ordinary way has to say.
@@ -86,7 +90,6 @@ class Express:
         except CacheError:
             return None  # it will be met again there, and told
         if found is None:
-            del self._known[head]  # gone, or asked for seldom
             return None
         if defaults is not self._defaults:
             # uvicorn makes a new list each second, for the date.

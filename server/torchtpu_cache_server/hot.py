@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Hashable
 from typing import Final
 
@@ -14,6 +14,7 @@ from torchtpu_cache_server.index.base import EntryName
 
 MAX_VERIFIED: Final = 16_384
 MAX_OPEN: Final = 256
+_MAX_ATTACHED: Final = 64
 
 
 class SharedObject(OpenObject):
@@ -44,15 +45,17 @@ class Verified:
 
     Attributes:
         shared: the blob, kept open where it is among the last that were asked for.
+        attached: what others keep with the entry, the last few.
     """
 
-    __slots__ = ("blob", "identity", "manifest", "shared")
+    __slots__ = ("attached", "blob", "identity", "manifest", "shared")
 
     def __init__(self, manifest: Manifest, identity: Hashable) -> None:
         self.manifest = manifest
         self.identity = identity
         self.blob = blob_name(manifest.digest)
         self.shared: SharedObject | None = None
+        self.attached: deque[object] = deque(maxlen=_MAX_ATTACHED)
 
 
 class Hot:
@@ -89,6 +92,14 @@ class Hot:
             self._verified.move_to_end(name)
             if len(self._verified) > self._max_verified:
                 self._open.pop(self._verified.popitem(last=False)[0], None)
+
+    def attach(self, name: EntryName, thing: object) -> bool:
+        """Keeps a reference to `thing` for as long as the entry is known here; False where it is not known."""
+        with self._lock:
+            verified = self._verified.get(name)
+            if verified is not None:
+                verified.attached.append(thing)
+            return verified is not None
 
     def share(self, name: EntryName, verified: Verified, blob: OpenObject) -> SharedObject:
         """Takes the open blob of an entry over, for all who ask for it from now on."""

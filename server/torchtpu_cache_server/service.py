@@ -98,6 +98,11 @@ class Service(Closing):
         self._touch(name)
         return OpenEntry(verified.manifest, blob)
 
+    def attach(self, namespace: Namespace, key: Key, thing: object) -> bool:
+        """Keeps a reference to `thing` until the entry is deleted, evicted, or no longer a hot one; False where it is
+        none now."""
+        return self._hot.attach((namespace, key), thing)
+
     def open(self, namespace: Namespace, key: Key) -> OpenEntry | None:
         """The entry of a key, open for reading, or None. The caller closes it.
 

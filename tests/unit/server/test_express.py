@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import functools
+import gc
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -512,3 +513,18 @@ def test_few_files_stay_open_and_each_for_as_long_as_it_is_read(tmp_path: Path) 
             assert service.open_hot(DEFAULT_NAMESPACE, entry.key) is not None
         assert open_files() == 3
     assert open_files() == 0
+
+
+def test_heads_of_what_is_gone_are_not_held(tmp_path: Path) -> None:
+    entries = [entry_for(str(number), size_bytes=2000) for number in range(20)]
+
+    async def test(site: Site) -> None:
+        for entry in entries:
+            await site.known(entry)
+        assert len(site.express._known) == 20
+        for entry in entries[:15]:
+            site.service.delete(DEFAULT_NAMESPACE, entry.key)
+        gc.collect()
+        assert len(site.express._known) == 5
+
+    run(tmp_path, test, *entries)
