@@ -56,8 +56,8 @@ class Rounds:
         return self.median(way) / self.median(floor)
 
     def extra(self, way: str, floor: str) -> float:
-        """Seconds that one median is over the other; 0 where it is not."""
-        return max(0.0, self.median(way) - self.median(floor))
+        """Seconds that one median is over the other; negative where noise is more than that."""
+        return self.median(way) - self.median(floor)
 
     def told(self, *ways: str) -> dict[str, Any]:
         """How many rounds there were, and for each way the median, quartiles and least of its milliseconds.
