@@ -258,7 +258,6 @@ class _Body:
                 room -= len((await self._next(idle_seconds))[0])
 
 
-@functools.lru_cache(maxsize=4096)
 def entry_headers(manifest: Manifest) -> tuple[tuple[bytes, bytes], ...]:
     """What every answer with an entry, or about one, says of it."""
     return (
@@ -270,7 +269,7 @@ def entry_headers(manifest: Manifest) -> tuple[tuple[bytes, bytes], ...]:
     )
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=256)  # a manifest and its headers take 5 kB
 def found_headers(manifest: Manifest) -> tuple[tuple[bytes, bytes], ...]:
     """Those of an answer that is the entry."""
     return (
