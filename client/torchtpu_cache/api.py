@@ -19,6 +19,7 @@ from torchtpu_cache.result import Result
 from torchtpu_cache_core import config as configuration
 from torchtpu_cache_core.canonical.environment import Environment
 from torchtpu_cache_core.errors import Bypass, ConfigError, InvalidRequest
+from torchtpu_cache_core.perprocess import PerProcess
 from torchtpu_cache_core.request import Request, Target
 from torchtpu_cache_core.verbosity import say_more
 
@@ -171,24 +172,15 @@ def compile(
 
 
 _default: tuple[int, Assembly] | None = None
-_default_lock = threading.RLock()  # guards _default and _finalized
+_default_lock = PerProcess(threading.RLock)  # guards _default and _finalized
 _finalized: int | None = None  # the process that multiprocessing closes
 _closed: int | None = None  # the process that has closed its assembly at its end, when no thread starts one any more
-
-
-def _renew_lock() -> None:
-    """In a forked child: the thread that may have held the lock is not there to give it back."""
-    global _default_lock
-    _default_lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
 
 
 def default_assembly() -> Assembly:
     """This process's assembly, made at the first call from files and variables; a forked child makes its own."""
     global _default
-    with _default_lock:
+    with _default_lock.get():
         if _default is None or _default[0] != os.getpid():
             _default = (os.getpid(), _assembly_of_a_job())
             atexit.register(_close_default, os.getpid())

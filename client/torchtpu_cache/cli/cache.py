@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -25,7 +26,7 @@ from torchtpu_cache.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from torchtpu_cache_core.names import Key
@@ -101,7 +102,7 @@ def show(
 ) -> None:
     """Show what an entry says of itself, after checking it."""
     with _store(cache_dir, remote, namespace, at_remote) as store:
-        names = _names_here(cache_dir, namespace) if at_remote else {}
+        names = functools.partial(_names_here, cache_dir, namespace) if at_remote else dict
         found = find_key(store, key, names)
         stored = fail(f"{key}: {_ABSENT}") if found is None else store.get(found)
     if stored is None:
@@ -146,7 +147,7 @@ def rm(
     """Remove entries. Exit code 3 where some were not there."""
     removed, missing = [], []
     with _store(cache_dir, remote, namespace, at_remote) as store:
-        names = _names_here(cache_dir, namespace) if at_remote else {}
+        names = functools.cache(functools.partial(_names_here, cache_dir, namespace)) if at_remote else dict
         for text in keys:
             key = find_key(store, text, names)
             if key is not None and store.delete(key):
@@ -237,12 +238,12 @@ def gc(cache_dir: CacheDir = None, namespace: NamespaceName = None, as_json: Jso
     )
 
 
-def find_key(store: Store, text: str, names: Mapping[Key, str] = {}) -> Key | None:
+def find_key(store: Store, text: str, names: Callable[[], Mapping[Key, str]] = dict) -> Key | None:
     """The key that `text` means in `store`, or None; ends the command where it could mean several.
 
     Args:
         text: a key, the beginning of one, or what is no such thing and so the name of a program.
-        names: of programs, for a store that tells none.
+        names: gives those of programs, for a store that tells none.
     """
     from torchtpu_cache_core.errors import InvalidName
     from torchtpu_cache_core.names import Key, KeyPrefix
@@ -252,7 +253,8 @@ def find_key(store: Store, text: str, names: Mapping[Key, str] = {}) -> Key | No
     try:
         prefix = KeyPrefix(text.rstrip("…"))
     except InvalidName:
-        named = ((info.key, info.program or names.get(info.key)) for info in store.iterate())
+        known = names()
+        named = ((info.key, info.program or known.get(info.key)) for info in store.iterate())
         return _only([key for key, name in named if name == text], f"{text} is the name of")
     with contextlib.suppress(InvalidName):
         whole = Key(prefix)

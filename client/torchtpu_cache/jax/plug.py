@@ -23,6 +23,7 @@ from torchtpu_cache.jax.adapter import Adapter, Function, Release
 from torchtpu_cache_core.canonical.environment import Environment
 from torchtpu_cache_core.config import Mode
 from torchtpu_cache_core.errors import Bypass, CacheError, CompilerMissing
+from torchtpu_cache_core.perprocess import PerProcess
 
 _log = logging.getLogger(__name__)
 
@@ -64,20 +65,11 @@ class _Plug(NamedTuple):
     flags: dict[str, Any]
 
 
-_lock = threading.RLock()  # guards _plugged; held while JAX is changed
+_lock = PerProcess(threading.RLock)  # guards _plugged; held while JAX is changed
 _plugged: _Plug | None = None
 _warned = False
 _speaks_at_exit = False
 _was_enabled = False  # in this process or the one that it was forked from
-
-
-def _renew_lock() -> None:
-    """In a forked child: the thread that may have held the lock is not there to give it back."""
-    global _lock
-    _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
 
 
 def enable() -> bool:
@@ -95,7 +87,7 @@ def enable() -> bool:
 
 def _enable(jax: Any) -> bool:
     global _plugged, _speaks_at_exit, _was_enabled
-    with _lock:
+    with _lock.get():
         if _plugged is not None:
             return True
         if not _speaks_at_exit:  # before there is an assembly, so that its uploads are awaited before this runs
@@ -126,7 +118,7 @@ def _warn_once(message: str) -> None:
 def disable() -> None:
     """As `torchtpu_cache.jax.disable` says."""
     global _plugged
-    with _lock:
+    with _lock.get():
         if _plugged is not None:
             _take_out(_import_jax(), _plugged)
             _plugged = None

@@ -16,7 +16,7 @@ def test_a_fork_while_another_thread_makes_the_assembly_gets_its_own(
 ) -> None:
     monkeypatch.setenv("TORCHTPU_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(api, "_default", None)
-    with api._default_lock:  # as a thread holds it that the fork leaves behind
+    with api._default_lock.get():  # as a thread holds it that the fork leaves behind
         process = multiprocessing.get_context("fork").Process(target=api.default_assembly)
         process.start()
     process.join(timeout=30)

@@ -370,5 +370,5 @@ def test_the_line_at_the_end_says_what_came_from_where() -> None:
 
 
 def test_a_child_that_is_forked_while_jax_is_changed_can_use_it() -> None:
-    with plug._lock:
+    with plug._lock.get():
         assert succeeds_in_fork(torchtpu_cache.jax.disable)
