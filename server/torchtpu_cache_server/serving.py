@@ -29,6 +29,7 @@ from torchtpu_cache_core.errors import (
     StoreFull,
     StoreRefused,
 )
+from torchtpu_cache_core.heap import keep_heap_small
 from torchtpu_cache_core.paths import ensure_private_dir
 from torchtpu_cache_core.stores.failures import store_error
 from torchtpu_cache_server.admission import Limits
@@ -218,6 +219,7 @@ def serve(*, listen: Listen, data_dir: Path, limits: Limits, ready: Callable[[st
     Raises:
         PortInUse, DataInUse, ConfigError, StoreError: it could not start; one sentence says why.
     """
+    keep_heap_small()
     _raise_file_limit()
     with (
         contextlib.closing(listen.bind()) as listener,  # first: where that fails, no folder is made
