@@ -6,6 +6,7 @@ noted with what `stat` says of it, and held against what it says after the compi
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -26,6 +27,11 @@ PLAIN: Final = re.compile(r"true|false|[+-]?[0-9]{1,32}(\.[0-9]{0,32})?([eE][+-]
 
 _LOOKS_READ: Final = re.compile(r"(^|(?<= ))(content|folder):sha256:[0-9a-f]{64}( literal)*\Z")
 
+_NO_FILE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL})
+"""Of `stat`: there is no file of that name. Any other failure says nothing of that, such as a mount that hangs."""
+
+_OF_A_PROCESS: Final = ("/proc/", "/dev/fd/", "/dev/std")
+
 Noted = dict[str, Signature]
 """Files and folders that were read, by the path that names each, with what `stat` said of them then."""
 
@@ -41,7 +47,7 @@ def file_value(flag: str, value: str, *, noted: Noted) -> str:
         noted: gets what is read.
 
     Raises:
-        Bypass: the file is there but cannot be read, or is over a limit.
+        Bypass: the file is there but cannot be read, is over a limit, or may be another one for each process.
     """
     known = flag in FILE_FLAGS
     if not value or "\0" in value or (PLAIN.fullmatch(value) and not known):
@@ -49,9 +55,15 @@ def file_value(flag: str, value: str, *, noted: Noted) -> str:
     try:
         mode = Path(value).stat().st_mode
     except OSError as error:
-        if isinstance(error, PermissionError):
+        if error.errno not in _NO_FILE:
             raise _unreadable(flag, value) from None
         return _literal(value)
+    if stat.S_ISFIFO(mode):
+        # Such as a shell's `<(command)`: who reads it takes its content away.
+        raise _unreadable(flag, value)
+    _refuse_what_differs(flag, value)
+    if known and stat.S_ISCHR(mode) and value != os.devnull:
+        raise _unreadable(flag, value)
     if stat.S_ISREG(mode):
         content = f"content:sha256:{_digest(flag, value, noted=noted)}"
         return content if known else f"{value} {content}"
@@ -59,6 +71,13 @@ def file_value(flag: str, value: str, *, noted: Noted) -> str:
         return f"folder:sha256:{_folder_digest(flag, value, noted=noted)}"
     # A folder under an unknown flag is a place to write far more often than an input, and its listing never rests.
     return _literal(value)
+
+
+def _refuse_what_differs(flag: str, path: str) -> None:
+    """Bypass for a name that leads each process to a file of its own."""
+    # The name counts, and not where it leads: that may be a plain file.
+    if os.path.normpath(Path.cwd() / path).startswith(_OF_A_PROCESS):
+        raise Bypass("flag_file_unreadable", f"{flag} names {path}, which is another file for each process")
 
 
 def names_a_file(flag: str, value: str) -> bool:
@@ -82,8 +101,9 @@ def read_flag_file(flag: str, path: str, *, noted: Noted) -> bytes:
         noted: gets what is read.
 
     Raises:
-        Bypass: it cannot be read, or is over 256 MiB.
+        Bypass: it cannot be read, is over 256 MiB, or may be another one for each process.
     """
+    _refuse_what_differs(flag, path)
     try:
         with open_regular(path, follows_links=True) as file:
             noted[path] = signature_of(os.fstat(file.fileno()))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -195,6 +197,44 @@ def test_a_file_named_like_a_number_is_read_for_a_flag_that_names_one(
         seen.append(xla("--xla_gpu_target_config_filename=1 --xla_unknown=1"))
     assert len({each["xla_gpu_target_config_filename"] for each in seen}) == 3
     assert {each["xla_unknown"] for each in seen} == {"1"}
+
+
+@pytest.mark.parametrize("flag", ["--xla_gpu_target_config_filename=", "--xla_unknown_table=", "--flagfile="])
+def test_a_pipe_or_a_file_of_each_process_bypasses(tmp_path: Path, flag: str) -> None:
+    path = tmp_path / "table"
+    path.write_text("--xla_one")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read, write = os.pipe()
+    with path.open() as file:
+        number = file.fileno()
+        own = (f"/proc/self/fd/{number}", f"/dev/fd/{number}", f"/dev/fd/{read}", os.path.relpath("/proc/self/stat"))
+        for name in (str(pipe), *own):
+            with pytest.raises(Bypass):
+                init(f"{flag}{name}")
+    os.close(read)
+    os.close(write)
+
+
+def test_a_name_of_which_nothing_is_known_bypasses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "table"
+    table.touch()
+    for name in (f"{tmp_path}/absent", f"{table}/below", "x" * 300):
+        assert xla(f"--xla_unknown_table={name}") == {"xla_unknown_table": name}
+
+    def broken(*_args: object, **_more: object) -> os.stat_result:
+        raise OSError(errno.EIO, "a disk fails")
+
+    monkeypatch.setattr(Path, "stat", broken)
+    with pytest.raises(Bypass, match="cannot be read"):
+        xla(f"--xla_unknown_table={table}")
+
+
+def test_a_device_is_no_table_but_may_be_named(tmp_path: Path) -> None:
+    assert xla("--xla_unknown_device=/dev/zero") == {"xla_unknown_device": "/dev/zero"}
+    assert xla("--xla_gpu_target_config_filename=/dev/null") == {"xla_gpu_target_config_filename": "/dev/null"}
+    with pytest.raises(Bypass, match="cannot be read"):
+        xla("--xla_gpu_target_config_filename=/dev/zero")
 
 
 def test_no_flag_poses_as_a_word_or_a_group() -> None:
