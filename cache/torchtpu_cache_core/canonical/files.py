@@ -52,6 +52,7 @@ def file_value(flag: str, value: str, *, noted: Noted) -> str:
     known = flag in FILE_FLAGS
     if not value or "\0" in value or (PLAIN.fullmatch(value) and not known):
         return _literal(value)
+    _refuse_what_differs(flag, value)
     try:
         mode = Path(value).stat().st_mode
     except OSError as error:
@@ -61,7 +62,6 @@ def file_value(flag: str, value: str, *, noted: Noted) -> str:
     if stat.S_ISFIFO(mode):
         # Such as a shell's `<(command)`: who reads it takes its content away.
         raise _unreadable(flag, value)
-    _refuse_what_differs(flag, value)
     if known and stat.S_ISCHR(mode) and value != os.devnull:
         raise _unreadable(flag, value)
     if stat.S_ISREG(mode):
@@ -74,7 +74,7 @@ def file_value(flag: str, value: str, *, noted: Noted) -> str:
 
 
 def _refuse_what_differs(flag: str, path: str) -> None:
-    """Bypass for a name that leads each process to a file of its own."""
+    """Bypass for a name that leads each process to a file of its own, whether it leads this one to any."""
     # The name counts, and not where it leads: that may be a plain file.
     if os.path.normpath(Path.cwd() / path).startswith(_OF_A_PROCESS):
         raise Bypass("flag_file_unreadable", f"{flag} names {path}, which is another file for each process")
