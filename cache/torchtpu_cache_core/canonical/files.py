@@ -6,6 +6,7 @@ noted with what `stat` says of it, and held against what it says after the compi
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -76,7 +77,12 @@ def file_value(flag: str, value: str, *, noted: Noted) -> str:
 def _refuse_what_differs(flag: str, path: str) -> None:
     """Bypass for a name that leads each process to a file of its own, whether it leads this one to any."""
     # The name counts, and not where it leads: that may be a plain file.
-    if os.path.normpath(Path.cwd() / path).startswith(_OF_A_PROCESS):
+    whole = Path(path)
+    if not whole.is_absolute():
+        with contextlib.suppress(OSError):  # the working directory is gone, and a name in it leads nowhere
+            whole = Path.cwd() / path
+    # Two slashes at the beginning, which normpath leaves, mean the same as one on Linux.
+    if f"/{os.path.normpath(whole).lstrip('/')}".startswith(_OF_A_PROCESS):
         raise Bypass("flag_file_unreadable", f"{flag} names {path}, which is another file for each process")
 
 

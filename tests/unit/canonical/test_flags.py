@@ -208,8 +208,8 @@ def test_a_pipe_or_a_file_of_each_process_bypasses(tmp_path: Path, flag: str) ->
     read, write = os.pipe()
     with path.open() as file:
         number = file.fileno()
-        own = (f"/proc/self/fd/{number}", f"/dev/fd/{number}", f"/dev/fd/{read}", os.path.relpath("/proc/self/stat"))
-        for name in (str(pipe), *own):
+        own = (f"/proc/self/fd/{number}", f"/dev/fd/{number}", f"//dev/fd/{number}", f"/dev/fd/{read}")
+        for name in (str(pipe), *own, os.path.relpath("/proc/self/stat")):
             with pytest.raises(Bypass):
                 init(f"{flag}{name}")
     os.close(read)
@@ -228,6 +228,16 @@ def test_a_name_of_which_nothing_is_known_bypasses(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Path, "stat", broken)
     with pytest.raises(Bypass, match="cannot be read"):
         xla(f"--xla_unknown_table={table}")
+
+
+def test_a_job_whose_folder_is_gone_has_its_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, table = tmp_path / "folder", tmp_path / "table"
+    folder.mkdir()
+    table.touch()
+    before = xla(f"--xla_unknown_table={table} --xla_unknown_word=word")
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    assert xla(f"--xla_unknown_table={table} --xla_unknown_word=word") == before
 
 
 def test_a_device_is_no_table_but_may_be_named(tmp_path: Path) -> None:
